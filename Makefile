@@ -1,0 +1,74 @@
+# One command for each thing a developer does; `make` alone lists them. Each makes the virtual environment it needs.
+
+PYTHON ?= python3
+VENV   ?= .venv
+JOBS   ?= 2
+ARGS   ?=
+
+BIN    := $(VENV)/bin
+CODE   := $(wildcard src tests benchmarks examples)
+
+# Stamps: newer than pyproject.toml means that this set of dependencies is installed as it says there.
+CORE   := $(VENV)/.core
+DEV    := $(VENV)/.dev
+BENCH  := $(VENV)/.bench
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help demo test check format-check lint types layers bench soak format clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+demo: $(CORE) ## Kill a running flow and watch it come back
+	$(BIN)/relight demo $(ARGS)
+
+test: $(DEV) ## Run the tests on JOBS (2) cores; ARGS="-k name" narrows
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+
+check: format-check lint types layers test ## All that CI checks: format, lint, strict types, import layers, tests
+
+format-check: $(DEV)
+	$(BIN)/ruff format --check .
+
+lint: $(DEV)
+	$(BIN)/ruff check .
+
+types: $(DEV)
+	$(BIN)/mypy $(CODE)
+
+layers: $(DEV)
+	$(BIN)/lint-imports
+
+bench: $(BENCH) ## Measure against the peers and the raw ceiling
+	$(BIN)/python -m benchmarks $(ARGS)
+
+soak: $(DEV) ## Run the long tests: many kills, many runs
+	$(BIN)/python -m pytest -m soak --timeout 0 $(ARGS)
+
+format: $(DEV) ## Format the code and apply the safe fixes of the linter
+	$(BIN)/ruff check --fix-only --exit-zero .
+	$(BIN)/ruff format .
+
+clean: ## Remove everything that make, the tests and the builds have made
+	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests $(wildcard benchmarks examples) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# pip is the last thing that venv puts in place: without it the environment is half made (or missing), so it is made anew.
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Relight needs Python 3.11 or newer and $(PYTHON) is not: make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+
+$(CORE): pyproject.toml | $(BIN)/pip
+	$(BIN)/pip install --quiet --editable .
+	@touch $@
+
+$(DEV): pyproject.toml | $(BIN)/pip
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	@touch $@
+
+$(BENCH): pyproject.toml | $(BIN)/pip
+	$(BIN)/pip install --quiet --editable '.[bench]'
+	@touch $@

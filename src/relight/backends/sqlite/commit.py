@@ -1,0 +1,223 @@
+"""The group commit: many roots' commits in one transaction, in a handful of statements.
+
+    BEGIN IMMEDIATE
+      has another connection written since our last transaction?   no → what we know of our roots still holds
+      fence: one query for all roots that we do not know
+      decide each commit, in order, in memory, and gather its rows
+      one multi-row statement per table
+    COMMIT
+
+Every statement hands the interpreter lock over and back, and may wait milliseconds for a busy event loop to return it:
+so the number of statements depends on the kinds of things written, not on their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import apsw
+import msgspec
+
+from relight.backends.sqlite import read
+from relight.backends.sqlite.connection import data_version, rollback
+from relight.backends.sqlite.rows import json_array
+from relight.backends.sqlite.writes import Writes
+from relight.model.run import TERMINAL
+from relight.ports.store import Commit, CommitResult, Committed, Exists, Fenced
+
+# Roots are forgotten when they end or are parked; this bounds what is left of runs that were dropped.
+MAX_KNOWN_ROOTS = 100_000
+
+_fences = msgspec.json.Decoder(list[tuple[str, int, int, int, int]])
+
+
+class Root(msgspec.Struct, gc=False):
+    """What the fence compares: the epoch and the journal's last sequence. `key` is runs.key."""
+
+    key: int
+    epoch: int
+    last: int
+
+
+class Committer:
+    """Applies batches on one connection and remembers its roots between them.
+
+    The memory is trusted only inside a transaction in which `PRAGMA data_version` tells that no other connection
+    has written since: that is the same comparison as reading the rows, without reading them.
+    """
+
+    def __init__(self) -> None:
+        self._connection: apsw.Connection | None = None
+        self.version = 0  # the file's data_version at the last transaction
+        self._roots: dict[str, Root] = {}
+
+    def forget(self, root_ids: Iterable[str]) -> None:
+        """Something else on the same connection has written to these roots."""
+        for root_id in root_ids:
+            self._roots.pop(root_id, None)
+
+    def commit(self, connection: apsw.Connection, commits: Sequence[Commit], now: float) -> list[CommitResult]:
+        """One transaction. When it fails, its outcome is unknown and the same batch may be given again."""
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            self._refresh(connection)
+            batch = _Batch(connection, self._roots, now)
+            results = batch.apply(commits)
+            connection.execute("COMMIT")
+        except BaseException:
+            # Nothing of it is known to be written, so nothing concluded from it may be remembered.
+            self._connection = None
+            rollback(connection)
+            raise
+        self.forget(batch.left)
+        return results
+
+    def _refresh(self, connection: apsw.Connection) -> None:
+        version = data_version(connection)
+        known = connection is self._connection and version == self.version
+        if not known or len(self._roots) > MAX_KNOWN_ROOTS:
+            self._connection, self.version = connection, version
+            self._roots.clear()
+
+
+class _Batch:
+    """One transaction's commits: decided one by one, written table by table."""
+
+    def __init__(self, connection: apsw.Connection, roots: dict[str, Root], now: float) -> None:
+        self._connection = connection
+        self._roots = roots
+        self._children: set[str] = set()  # ids taken by runs that are no roots
+        self._created: set[str] = set()  # ids this batch has taken
+        self._writes = Writes(connection, now)
+        self.left: list[str] = []  # roots that ended or were parked: no more commits to expect
+
+    def apply(self, commits: Sequence[Commit]) -> list[CommitResult]:
+        self._load(commits)
+        decided = [self._decide(commit) for commit in commits]
+        self._writes.flush()
+        return [
+            result if result is not None else self._refusal(commit)
+            for commit, result in zip(commits, decided, strict=True)
+        ]
+
+    def _load(self, commits: Sequence[Commit]) -> None:
+        """Read the fences of all roots not known yet, and which of the new runs' ids are taken."""
+        roots = self._roots
+        wanted = {commit.root_id for commit in commits if commit.root_id not in roots}
+        for commit in commits:
+            if commit.runs:
+                wanted.update(run.id for run in commit.runs if run.id not in roots)
+        if not wanted:
+            return
+        found = read.value(self._connection, "fence", (json_array(wanted),))
+        for run_id, key, is_root, epoch, last in _fences.decode(found):
+            if is_root:
+                roots[run_id] = Root(key, epoch, last)
+            else:
+                self._children.add(run_id)
+
+    def _decide(self, commit: Commit) -> Committed | None:
+        """None: refused, see `_refusal`."""
+        root = self._roots.get(commit.root_id)
+        if commit.create is not None:
+            if root is None and commit.root_id not in self._children:
+                return self._create(commit)
+            return self._repeated_creation(commit, root)
+        if root is None or root.epoch != commit.epoch:
+            return None
+        if root.last != commit.after:
+            return self._repeated(commit, root)
+        return self._append(commit, root)
+
+    def _append(self, commit: Commit, root: Root) -> Committed:
+        root.last = self._writes.entries(root.key, commit.after, commit.entries)
+        self._extras(commit, root)
+        return Committed(root.last)
+
+    def _create(self, commit: Commit) -> Committed:
+        assert commit.create is not None
+        root = Root(self._writes.run(commit.create), commit.create.epoch, commit.after + len(commit.entries))
+        self._roots[commit.root_id] = root
+        self._created.add(commit.root_id)
+        if commit.state is None:
+            self._writes.entries(root.key, commit.after, commit.entries)
+        else:
+            self._writes.checkpoint(root.key, root.last, commit.state)
+        self._extras(commit, root)
+        return Committed(root.last)
+
+    def _extras(self, commit: Commit, root: Root) -> None:
+        """Everything but the entries; most commits have none of it."""
+        writes = self._writes
+        if commit.runs:
+            self._new_runs(commit)
+        if commit.changes:
+            for change in commit.changes:
+                writes.change(change, commit.root_id)
+                if change.run_id == commit.root_id:
+                    if change.status in TERMINAL:
+                        writes.end(root.key)
+                    if change.owner is None:
+                        self.left.append(commit.root_id)
+        if commit.blobs:
+            writes.blobs(commit.blobs)
+        if commit.items:
+            writes.items(commit.items)
+        if commit.messages:
+            writes.messages(commit.messages)
+        if commit.cancel_spawned is not None:
+            writes.cancel_spawned(commit.root_id, commit.cancel_spawned)
+        if commit.consumed:
+            writes.consume(root.key, commit.consumed)
+
+    def _new_runs(self, commit: Commit) -> None:
+        first = dict(commit.spawned)
+        for run in commit.runs:
+            if run.id in self._roots or run.id in self._children:
+                continue
+            key = self._writes.run(run)
+            if run.is_root:
+                events = [first[run.id]] if run.id in first else []
+                self._roots[run.id] = Root(key, run.epoch, self._writes.entries(key, 0, events))
+                self.left.append(run.id)
+            else:
+                self._children.add(run.id)
+
+    # ---- answers that were lost, and refusals
+
+    def _repeated(self, commit: Commit, root: Root) -> Committed | None:
+        """The writer is behind the journal: if exactly its entries stand there, an answer was lost.
+
+        Then the commit must not be applied again: later ones may have changed the same rows.
+        """
+        end = commit.after + len(commit.entries)
+        if end > root.last:
+            return None
+        self._writes.flush()
+        stored = read.rows(self._connection, "entries_between", (root.key, commit.after, end))
+        return Committed(end) if [row[0] for row in stored] == commit.entries else None
+
+    def _repeated_creation(self, commit: Commit, root: Root | None) -> Committed | None:
+        """The same creation, entry by entry and to the instant, of a run that nobody has driven since."""
+        run = commit.create
+        assert run is not None
+        if root is None or root.last != commit.after + len(commit.entries) or run.id in self._created:
+            return None  # within one batch it is no repetition: two callers want the same id
+        self._writes.flush()
+        stored = read.runs(self._connection, "get_runs", (json_array([run.id]),))[0]
+        if stored != run:
+            return None
+        if commit.state is None:
+            return self._repeated(commit, root)
+        state = read.rows(self._connection, "read_checkpoint", (root.key,))
+        return Committed(root.last) if [row[:2] for row in state] == [(root.last, commit.state)] else None
+
+    def _refusal(self, commit: Commit) -> CommitResult:
+        found = read.runs(self._connection, "get_runs", (json_array([commit.root_id]),))
+        run = found[0] if found else None
+        if commit.create is not None:
+            assert run is not None, "only a taken id refuses a creation"
+            return Exists(run)
+        if run is None or not run.is_root:
+            return Fenced(None, None)
+        return Fenced(run.epoch, run.owner)

@@ -1,0 +1,170 @@
+"""Opening the file: what is refused and why, pragmas, migrations, and SQLite's errors as ours.
+
+One connection belongs to one thread. Two processes may have the file open: each write transaction begins with
+BEGIN IMMEDIATE, so that it waits for its turn at the start and can never be refused in the middle.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+
+import apsw
+
+from relight.errors import StoreError, StoreFormatError, StoreUnavailableError
+
+APPLICATION_ID = 0x52654C74  # "ReLt"
+
+# A writer waits for other processes' transactions by asking again and again. SQLite's own busy timeout sleeps longer
+# each time, up to 100 ms, and so loses to a process that commits without a pause: of four, one waited for 5 s. Asking
+# every millisecond gives each its share (nobody waited over 0.2 s).
+BUSY_RETRY_SECONDS = 0.001
+# Generous: transactions are short, and a refused commit stops a run's progress.
+BUSY_RETRIES = 120_000
+# Fewer pages between checkpoints copy the same hot pages more often; more make the WAL larger (4,000 are 16 MB).
+CHECKPOINT_PAGES = 4_000
+# A WAL that outgrew this, while readers kept it from starting over, is cut back.
+WAL_LIMIT_BYTES = 64_000_000
+
+_FLAGS = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOMUTEX
+_MIGRATION = re.compile(r"^(\d{4})_\w+\.sql$")
+
+
+def migrations() -> list[str]:
+    """The scripts in order; the schema's version is how many have been applied."""
+    scripts = {
+        int(found.group(1)): item.read_text(encoding="utf-8")
+        for item in files(__package__).joinpath("migrations").iterdir()
+        if (found := _MIGRATION.match(item.name))
+    }
+    assert sorted(scripts) == list(range(1, len(scripts) + 1)), "migrations are numbered from 1 without gaps"
+    return [scripts[number] for number in sorted(scripts)]
+
+
+def connect(path: Path, *, create: bool, vfs: str | None = None) -> apsw.Connection:
+    """A connection with our pragmas. Raises apsw's errors: see `opening_error` and `runtime_error`.
+
+    Only the first may `create` the file: reopening one that has vanished would go on with an empty database.
+    """
+    flags = _FLAGS | apsw.SQLITE_OPEN_CREATE if create else _FLAGS
+    connection = apsw.Connection(str(path), flags=flags, vfs=vfs)
+    try:
+        pause = threading.Event().wait
+        connection.set_busy_handler(lambda retries: not pause(BUSY_RETRY_SECONDS) and retries < BUSY_RETRIES)
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA temp_store = MEMORY")
+        connection.pragma("journal_size_limit", WAL_LIMIT_BYTES)
+        connection.wal_autocheckpoint(CHECKPOINT_PAGES)
+    except BaseException:
+        connection.close(True)
+        raise
+    return connection
+
+
+def prepare(connection: apsw.Connection, path: Path, scripts: list[str]) -> None:
+    """Make the file ours and bring it up to date; refuse what is not ours, newer than us or not writable."""
+    refuse_foreign(connection, path, len(scripts))
+    if connection.readonly("main"):
+        raise StoreFormatError(f"{path} is read-only: give this user write permission, or use another path")
+    enter_wal(connection, path)
+    with transaction(connection):
+        # Again, now that nobody else can write: two processes that open a new file at once both saw it empty.
+        version = refuse_foreign(connection, path, len(scripts))
+        for number, script in enumerate(scripts[version:], start=version + 1):
+            connection.execute(script).fetchall()
+            connection.pragma("user_version", number)
+        if version == 0:
+            connection.pragma("application_id", APPLICATION_ID)
+
+
+def refuse_foreign(connection: apsw.Connection, path: Path, newest: int) -> int:
+    """The schema's version, 0 for an empty file."""
+    application = connection.pragma("application_id")
+    version: int = connection.pragma("user_version")
+    tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()[0][0]
+    if application == 0 and version == 0 and tables == 0:
+        return 0
+    if application != APPLICATION_ID:
+        raise StoreFormatError(f"{path} is a database of another program: use another path")
+    if version > newest:
+        raise StoreFormatError(f"{path} has schema version {version}, this Relight knows {newest}: upgrade Relight")
+    return version
+
+
+def data_version(connection: apsw.Connection) -> int:
+    """Differs from the last time when any other connection has written in between."""
+    version: int = connection.execute("PRAGMA data_version").fetchall()[0][0]  # type: ignore[assignment]
+    return version
+
+
+def enter_wal(connection: apsw.Connection, path: Path) -> None:
+    """Readers and the writer do not block each other, and a commit is one sync."""
+    mode = connection.pragma("journal_mode", "wal")
+    if mode != "wal":
+        raise StoreFormatError(f"{path} cannot use write-ahead logging (it stays {mode!r}): use a local disk")
+
+
+def rollback(connection: apsw.Connection) -> None:
+    """Leave no transaction open: the next commit on this connection would be swallowed by it."""
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
+
+
+@contextmanager
+def transaction(connection: apsw.Connection) -> Iterator[None]:
+    """A write transaction: it waits for its turn at the beginning, and leaves nothing open or half-done."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        rollback(connection)
+        raise
+
+
+@contextmanager
+def snapshot(connection: apsw.Connection) -> Iterator[None]:
+    """All queries inside see the same state of the file."""
+    connection.execute("BEGIN")
+    try:
+        yield
+    finally:
+        rollback(connection)
+
+
+# ---- SQLite's errors as ours
+
+
+def refuse_path(path: Path) -> None:
+    """What can be told without opening it; SQLite itself only says 'unable to open database file'."""
+    if path.is_dir():
+        raise StoreFormatError(f"{path} is a directory: name a file in it, such as {path / 'relight.db'}")
+    if not path.parent.is_dir():
+        raise StoreFormatError(f"{path} cannot be made: make the folder {path.parent} first")
+
+
+def opening_error(error: apsw.Error, path: Path) -> StoreError:
+    """Why a file cannot be opened, in one line."""
+    if isinstance(error, apsw.NotADBError | apsw.CorruptError):
+        return StoreFormatError(f"{path} is not a Relight database ({_cause(error)}): use another path")
+    if isinstance(error, apsw.ReadOnlyError | apsw.CantOpenError | apsw.PermissionsError | apsw.AuthError):
+        return StoreFormatError(
+            f"{path} cannot be opened for writing ({_cause(error)}): "
+            f"give this user write permission to the file and to the folder {path.parent}"
+        )
+    return runtime_error(error, path)
+
+
+def runtime_error(error: apsw.Error, path: Path) -> StoreUnavailableError:
+    """What went wrong with a file that was open, in one line."""
+    return StoreUnavailableError(f"{path}: {_cause(error)}; nothing of this operation is known to be written")
+
+
+def _cause(error: apsw.Error) -> str:
+    code = getattr(error, "extendedresult", 0)
+    name = apsw.mapping_extended_result_codes.get(code) or apsw.mapping_result_codes.get(code & 0xFF, "")
+    return f"{str(error).rstrip('.')} [{name}]" if name else str(error)

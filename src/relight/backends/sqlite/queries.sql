@@ -1,0 +1,188 @@
+-- Every statement of the SQLite store. `-- name:` gives the name; a query with one `VALUES (?, …)` row may be repeated
+-- for many rows (see queries.py). Lists of ids come as one JSON array: one statement, whatever their number.
+
+-- name: fence
+-- What the fence of a commit compares, for many roots (and the existence of other runs) at once: one row holding a JSON
+-- array, because each row fetched costs two hand-overs of the interpreter lock.
+SELECT json_group_array(json_array(r.id, r.key, r.root_id IS NULL, r.epoch, max(
+    coalesce((SELECT max(sequence) FROM journal WHERE run = r.key), 0),
+    coalesce((SELECT sequence FROM checkpoints WHERE run = r.key), 0))))
+FROM json_each(?) AS wanted CROSS JOIN runs AS r ON r.id = wanted.value;
+
+-- name: next_key
+-- Keys are given out by the writer, so that a new run's entries can be written without asking for its key first.
+SELECT coalesce(max(key), 0) + 1 FROM runs;
+
+-- name: insert_runs
+INSERT INTO runs (key, id, root_id, parent_id, flow, flow_hash, status, owner, epoch, wake_at, hold, reason, created_at,
+    updated_at, input, input_blob, output, output_blob, error)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: append_entries
+INSERT INTO journal (run, sequence, event, crc) VALUES (?, ?, ?, ?);
+
+-- name: put_checkpoints
+INSERT OR REPLACE INTO checkpoints (run, sequence, state, crc) VALUES (?, ?, ?, ?);
+
+-- name: put_blobs
+-- By content: what is there already is the same bytes.
+INSERT OR IGNORE INTO blobs (digest, data) VALUES (?, ?);
+
+-- name: put_items
+INSERT OR REPLACE INTO items (run_id, key, "index", digest, output, output_blob) VALUES (?, ?, ?, ?, ?, ?);
+
+-- name: change_runs
+-- New values for rows of one tree. A terminal row is never changed, and a row of another tree is none of the writer's.
+UPDATE runs SET status = v.column3, owner = v.column4, wake_at = v.column5, hold = v.column6, reason = v.column7,
+    output = v.column8, output_blob = v.column9, error = v.column10, updated_at = v.column11
+FROM (VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)) AS v
+WHERE runs.id = v.column1 AND coalesce(runs.root_id, runs.id) = v.column2
+    AND runs.status NOT IN ('completed', 'failed', 'cancelled');
+
+-- name: put_messages
+-- Into inboxes of unfinished roots; a message already told under the same dedup is not told again.
+INSERT INTO inbox (run, kind, name, payload, payload_blob, dedup, at)
+SELECT r.key, v.column2, v.column3, v.column4, v.column5, v.column6, v.column7
+FROM (VALUES (?, ?, ?, ?, ?, ?, ?)) AS v CROSS JOIN runs AS r ON r.id = v.column1
+WHERE r.root_id IS NULL AND r.status NOT IN ('completed', 'failed', 'cancelled')
+ON CONFLICT (run, dedup) DO NOTHING;
+
+-- name: cancel_spawned
+-- One cancel message to each unfinished root that was spawned from this tree (by the root, or by a child run under it).
+INSERT INTO inbox (run, kind, name, payload, payload_blob, dedup, at)
+SELECT key, 'cancel', '', :payload, '', 'cancel', :at FROM runs
+WHERE root_id IS NULL AND status NOT IN ('completed', 'failed', 'cancelled')
+    AND (parent_id = :root_id OR (parent_id >= :root_id || '/' AND parent_id < :root_id || '0'))
+ON CONFLICT (run, dedup) DO NOTHING;
+
+-- name: consume_messages
+-- Their rows stay until the run ends, for `dedup`; their payloads need not.
+UPDATE inbox SET consumed = 1, payload = x'' WHERE id IN (SELECT value FROM json_each(?)) AND consumed = 0
+    AND run IN (SELECT value FROM json_each(?));
+
+-- name: drop_inboxes
+DELETE FROM inbox WHERE run IN (SELECT value FROM json_each(?));
+
+-- name: entries_between
+SELECT event FROM journal WHERE run = ? AND sequence > ? AND sequence <= ? ORDER BY sequence;
+
+-- name: unfinished
+-- Of these pairs of root and epoch, the ids and keys of those that still stand so and have not ended.
+SELECT json_group_array(json_array(r.id, r.key))
+FROM json_each(?) AS wanted CROSS JOIN runs AS r ON r.id = wanted.value ->> 0
+WHERE r.epoch = wanted.value ->> 1 AND r.root_id IS NULL AND r.status NOT IN ('completed', 'failed', 'cancelled');
+
+-- name: claim
+UPDATE runs SET owner = ?, epoch = epoch + 1, updated_at = ? WHERE key IN (SELECT value FROM json_each(?));
+
+-- name: hold
+UPDATE runs SET status = :status, owner = :owner, wake_at = :wake_at, hold = :hold, reason = :reason, output = :output,
+    output_blob = :output_blob, error = :error, updated_at = :now
+WHERE key IN (SELECT value FROM json_each(:keys));
+
+-- name: drop_entries
+DELETE FROM journal WHERE run = ? AND sequence <= ?;
+
+-- name: post_message
+INSERT INTO inbox (run, kind, name, payload, payload_blob, dedup, at)
+SELECT key, ?2, ?3, ?4, ?5, ?6, ?7 FROM runs
+WHERE id = ?1 AND root_id IS NULL AND status NOT IN ('completed', 'failed', 'cancelled')
+ON CONFLICT (run, dedup) DO NOTHING
+RETURNING id;
+
+-- name: told_before
+SELECT i.id FROM runs AS r JOIN inbox AS i ON i.run = r.key WHERE r.id = ? AND i.dedup = ?;
+
+-- name: get_runs
+SELECT r.* FROM json_each(?) AS wanted CROSS JOIN runs AS r ON r.id = wanted.value;
+
+-- name: list_runs
+SELECT * FROM runs
+WHERE (created_at, id) < (:cursor_at, :cursor_id) AND created_at >= :since AND (NOT :roots_only OR root_id IS NULL)
+ORDER BY created_at DESC, id DESC LIMIT :limit;
+
+-- name: list_runs_by_status
+SELECT * FROM runs
+WHERE status = :status AND (created_at, id) < (:cursor_at, :cursor_id) AND created_at >= :since
+    AND (NOT :roots_only OR root_id IS NULL)
+ORDER BY created_at DESC, id DESC LIMIT :limit;
+
+-- name: list_runs_by_flow
+SELECT * FROM runs INDEXED BY runs_by_flow
+WHERE flow = :flow AND (created_at, id) < (:cursor_at, :cursor_id) AND created_at >= :since
+    AND (NOT :roots_only OR root_id IS NULL) AND (:status IS NULL OR status = :status)
+ORDER BY created_at DESC, id DESC LIMIT :limit;
+
+-- name: list_runs_by_parent
+SELECT * FROM runs INDEXED BY runs_by_parent
+WHERE parent_id = :parent_id AND (created_at, id) < (:cursor_at, :cursor_id) AND created_at >= :since
+    AND (NOT :roots_only OR root_id IS NULL) AND (:status IS NULL OR status = :status)
+    AND (:flow IS NULL OR flow = :flow)
+ORDER BY created_at DESC, id DESC LIMIT :limit;
+
+-- name: active_roots
+-- A page after the run :after; where that run is gone the listing starts over, which repeats runs but misses none.
+SELECT * FROM runs INDEXED BY runs_active
+WHERE root_id IS NULL AND owner IS NOT NULL AND status IN ('pending', 'running', 'waiting')
+    AND (created_at, id) > (coalesce((SELECT created_at FROM runs WHERE id = :after), -9e999), :after)
+ORDER BY created_at, id LIMIT :limit;
+
+-- name: due
+SELECT * FROM runs INDEXED BY runs_due
+WHERE root_id IS NULL AND status IN ('waiting', 'pending') AND owner IS NULL AND wake_at IS NOT NULL AND wake_at <= ?
+ORDER BY wake_at LIMIT ?;
+
+-- name: next_due
+SELECT min(wake_at) FROM runs INDEXED BY runs_due
+WHERE root_id IS NULL AND status IN ('waiting', 'pending') AND owner IS NULL AND wake_at IS NOT NULL;
+
+-- name: held
+SELECT runs.* FROM runs INDEXED BY runs_held
+WHERE root_id IS NULL AND status = 'paused' AND hold = ? AND flow IN (SELECT value FROM json_each(?)) LIMIT ?;
+
+-- name: inbox
+SELECT i.id, r.id, i.kind, i.name, i.payload, i.payload_blob, i.dedup, i.at
+FROM json_each(?) AS wanted CROSS JOIN runs AS r ON r.id = wanted.value
+CROSS JOIN inbox AS i INDEXED BY inbox_open ON i.run = r.key AND i.consumed = 0
+ORDER BY i.id;
+
+-- name: messages_after
+SELECT i.id, r.id, i.kind, i.name, i.payload, i.payload_blob, i.dedup, i.at
+FROM inbox AS i INDEXED BY inbox_news CROSS JOIN runs AS r ON r.key = i.run
+WHERE i.consumed = 0 AND i.id > ? ORDER BY i.id LIMIT ?;
+
+-- name: items
+SELECT run_id, key, "index", digest, output, output_blob FROM items
+WHERE run_id = ?1 AND key = ?2 ORDER BY key, "index";
+
+-- name: all_items
+SELECT run_id, key, "index", digest, output, output_blob FROM items WHERE run_id = ?1 ORDER BY key, "index";
+
+-- name: get_blob
+SELECT data FROM blobs WHERE digest = ?;
+
+-- name: root
+-- One root's key, epoch, checkpoint and last sequence.
+SELECT r.key, r.epoch, coalesce(c.sequence, 0), max(coalesce(c.sequence, 0),
+    coalesce((SELECT max(sequence) FROM journal WHERE run = r.key), 0))
+FROM runs AS r LEFT JOIN checkpoints AS c ON c.run = r.key WHERE r.id = ? AND r.root_id IS NULL;
+
+-- name: read_entries
+SELECT sequence, event, crc FROM journal WHERE run = ? AND sequence > ? ORDER BY sequence LIMIT ?;
+
+-- name: tails
+-- The entries after the checkpoint, of many roots: their places (position of the root, sequence, length, checksum) as a
+-- JSON array and their bytes end to end. Fetched row by row, each row may have to wait for a busy event loop.
+SELECT json_group_array(json_array(wanted.key, j.sequence, length(j.event), j.crc)),
+    CAST(group_concat(CAST(j.event AS TEXT), '') AS BLOB)
+FROM json_each(?) AS wanted CROSS JOIN runs AS r ON r.id = wanted.value AND r.root_id IS NULL
+LEFT JOIN checkpoints AS c ON c.run = r.key
+CROSS JOIN journal AS j ON j.run = r.key AND j.sequence > coalesce(c.sequence, 0);
+
+-- name: checkpoints
+SELECT wanted.key, c.sequence, c.state, c.crc
+FROM json_each(?) AS wanted CROSS JOIN runs AS r ON r.id = wanted.value AND r.root_id IS NULL
+CROSS JOIN checkpoints AS c ON c.run = r.key;
+
+-- name: read_checkpoint
+SELECT sequence, state, crc FROM checkpoints WHERE run = ?;

@@ -1,0 +1,217 @@
+"""SqliteStore: the whole Store protocol on one SQLite file.
+
+One thread writes and one reads, each with its own connection, so that a long listing never delays a commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import apsw
+
+from relight.backends.sqlite import read, write
+from relight.backends.sqlite.commit import Committer
+from relight.backends.sqlite.connection import (
+    connect,
+    data_version,
+    migrations,
+    opening_error,
+    prepare,
+    refuse_foreign,
+    refuse_path,
+    runtime_error,
+)
+from relight.backends.sqlite.rows import json_array
+from relight.backends.sqlite.thread import ConnectionThread
+from relight.clock import Clock
+from relight.errors import StoreError, StoreUnavailableError
+from relight.model.journal import Journal
+from relight.model.run import Hold, ItemResult, Message, Page, Run, RunChange, RunFilter
+from relight.ports.store import Commit, CommitResult
+
+T = TypeVar("T")
+
+# How often an idle store asks whether another process has written: one question per store, not one per run.
+WATCH_SECONDS = 0.1
+
+
+class SqliteStore:
+    """`path` names a file on a local disk; it and its `-wal` and `-shm` neighbours are made when missing."""
+
+    def __init__(self, path: str | os.PathLike[str], *, clock: Clock, vfs: str | None = None) -> None:
+        self.path = Path(path)
+        self._clock = clock
+        self._vfs = vfs
+        self._opened = False
+        self._migrations = migrations()
+        self._committer = Committer()
+        self._writer: ConnectionThread | None = None
+        self._reader: ConnectionThread | None = None
+        self._watcher: tuple[asyncio.AbstractEventLoop, Callable[[], None]] | None = None
+        self._seen: tuple[apsw.Connection, int] | None = None  # the data_version the writer saw last
+
+    # ---- opening and closing
+
+    async def open(self) -> None:
+        refuse_path(self.path)
+        writer = ConnectionThread("relight-sqlite-writer", self._connect, self._translate)
+        try:
+            await writer.call(lambda db: None)
+        except BaseException:
+            await writer.close()
+            raise
+        self._opened = True
+        self._writer = writer
+        self._reader = ConnectionThread("relight-sqlite-reader", self._connect, self._translate)
+
+    async def close(self) -> None:
+        """Waits for what was asked before. Closing twice, or without having opened, does nothing."""
+        for thread in (self._reader, self._writer):  # the last connection folds the WAL into the file
+            if thread is not None:
+                await thread.close()
+
+    def _connect(self) -> apsw.Connection:
+        connection = connect(self.path, create=not self._opened, vfs=self._vfs)
+        try:
+            if not self._opened:
+                prepare(connection, self.path, self._migrations)
+            elif refuse_foreign(connection, self.path, len(self._migrations)) != len(self._migrations):
+                raise StoreUnavailableError(f"{self.path} was replaced while in use: open the store again")
+        except BaseException:
+            connection.close(True)
+            raise
+        return connection
+
+    def _translate(self, error: apsw.Error) -> StoreError:
+        return runtime_error(error, self.path) if self._opened else opening_error(error, self.path)
+
+    async def _read(self, job: Callable[[apsw.Connection], T]) -> T:
+        if self._reader is None:
+            raise StoreUnavailableError(f"{self.path} is not open")
+        return await self._reader.call(job)
+
+    async def _write(self, job: Callable[[apsw.Connection], T]) -> T:
+        if self._writer is None:
+            raise StoreUnavailableError(f"{self.path} is not open")
+        return await self._writer.call(job)
+
+    # ---- the single fenced write
+
+    async def commit(self, commits: Sequence[Commit]) -> list[CommitResult]:
+        now = self._clock.now()
+
+        def job(db: apsw.Connection) -> list[CommitResult]:
+            results = self._committer.commit(db, commits, now)
+            # A store that is never idle is never polled: it notices here.
+            self._notice(db, self._committer.version)
+            return results
+
+        return await self._write(job) if commits else []
+
+    # ---- hearing other processes
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Polls on the writer's connection: there `data_version` tells of others only, never of our own commits."""
+        if self._writer is None:
+            raise StoreUnavailableError(f"{self.path} is not open")
+        self._watcher = (asyncio.get_running_loop(), changed)
+        self._writer.on_idle(self._poll, WATCH_SECONDS)
+
+    def _poll(self, db: apsw.Connection) -> None:
+        self._notice(db, data_version(db))
+
+    def _notice(self, db: apsw.Connection, version: int) -> None:
+        if self._seen == (db, version):
+            return
+        news, self._seen = self._seen is not None, (db, version)
+        if news and self._watcher is not None:
+            loop, changed = self._watcher
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+                loop.call_soon_threadsafe(changed)
+
+    # ---- runs
+
+    async def get_run(self, run_id: str) -> Run | None:
+        found = await self.get_runs([run_id])
+        return found[0] if found else None
+
+    async def get_runs(self, run_ids: Sequence[str]) -> list[Run]:
+        wanted = json_array(run_ids)
+        return await self._read(lambda db: read.runs(db, "get_runs", (wanted,)))
+
+    async def list_runs(self, where: RunFilter) -> Page:
+        return await self._read(lambda db: read.list_runs(db, where))
+
+    async def list_active_roots(self, after: str | None, limit: int) -> list[Run]:
+        page = {"after": after or "", "limit": limit}
+        return await self._read(lambda db: read.runs(db, "active_roots", page))
+
+    async def due(self, now: float, limit: int) -> list[Run]:
+        return await self._read(lambda db: read.runs(db, "due", (now, limit)))
+
+    async def next_due(self) -> float | None:
+        return await self._read(lambda db: read.value(db, "next_due"))
+
+    async def held(self, hold: Hold, flows: Sequence[str], limit: int) -> list[Run]:
+        wanted = (hold, json_array(flows), limit)
+        return await self._read(lambda db: read.runs(db, "held", wanted))
+
+    async def claim(self, epochs: dict[str, int], owner: str) -> dict[str, int]:
+        now = self._clock.now()
+
+        def job(db: apsw.Connection) -> dict[str, int]:
+            self._committer.forget(epochs)
+            return write.claim(db, epochs, owner, now)
+
+        return await self._write(job)
+
+    async def hold(self, epochs: dict[str, int], status: RunChange) -> None:
+        now = self._clock.now()
+        await self._write(lambda db: write.hold(db, epochs, status, now))
+
+    # ---- messages and items
+
+    async def post(self, messages: Sequence[Message]) -> list[int | None]:
+        return await self._write(lambda db: write.post(db, messages))
+
+    async def inbox(self, root_ids: Sequence[str]) -> list[Message]:
+        wanted = json_array(root_ids)
+        return await self._read(lambda db: read.messages(db, "inbox", (wanted,)))
+
+    async def messages_after(self, message_id: int, limit: int) -> list[Message]:
+        return await self._read(lambda db: read.messages(db, "messages_after", (message_id, limit)))
+
+    async def item_results(self, run_id: str, key: str | None = None) -> list[ItemResult]:
+        return await self._read(lambda db: read.item_results(db, run_id, key))
+
+    # ---- blobs
+
+    async def put_blob(self, data: bytes) -> str:
+        return await self._write(lambda db: write.put_blob(db, data))
+
+    async def get_blob(self, digest: str) -> bytes | None:
+        return await self._read(lambda db: read.value(db, "get_blob", (digest,)))
+
+    # ---- journals
+
+    async def read_from(self, root_id: str, sequence: int, limit: int) -> Journal:
+        return await self._read(lambda db: read.entries(db, root_id, sequence, limit))
+
+    async def read(self, root_ids: Sequence[str]) -> list[Journal | Exception]:
+        return await self._read(lambda db: read.journals(db, root_ids))
+
+    async def latest_sequence(self, root_id: str) -> int:
+        root = await self._read(lambda db: read.root(db, root_id))
+        return root.last if root else 0
+
+    async def checkpoint(self, root_id: str, epoch: int, sequence: int, state: bytes) -> bool:
+        return await self._write(lambda db: write.checkpoint(db, root_id, epoch, sequence, state))
+
+    async def get_checkpoint(self, root_id: str) -> int | None:
+        root = await self._read(lambda db: read.root(db, root_id))
+        return (root.checkpoint or None) if root else None

@@ -1,0 +1,132 @@
+"""A thread with a connection of its own that runs whole jobs: one hop there, one hop back.
+
+SQLite calls block, so they may not run on the event loop; and a transaction spread over several hops would hold
+the write lock while the loop is busy with something else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple, TypeVar
+
+import apsw
+
+from relight.errors import StoreUnavailableError
+
+T = TypeVar("T")
+
+
+class _Signal(enum.Enum):
+    WAKE = "look again at how long to wait"
+    STOP = "nothing comes any more"
+
+
+class _Task(NamedTuple):
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Any]
+    job: Callable[[apsw.Connection], Any]
+
+
+class ConnectionThread:
+    """Runs jobs in order.
+
+    `connect` is called on the thread for the first job, and again after an error that may have broken the
+    connection; `translate` turns apsw's errors into ours.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        connect: Callable[[], apsw.Connection],
+        translate: Callable[[apsw.Error], Exception],
+    ) -> None:
+        self._connect = connect
+        self._translate = translate
+        self._tasks: SimpleQueue[_Task | _Signal] = SimpleQueue()
+        self._connection: apsw.Connection | None = None
+        self._closed = False
+        self._idle: tuple[Callable[[apsw.Connection], None], float] | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    async def call(self, job: Callable[[apsw.Connection], T]) -> T:
+        if self._closed:
+            raise StoreUnavailableError("the store is closed")
+        return await self._submit(job)
+
+    def on_idle(self, job: Callable[[apsw.Connection], None], seconds: float) -> None:
+        """Call `job` whenever nothing else came for so long."""
+        self._idle = (job, seconds)
+        self._tasks.put(_Signal.WAKE)
+
+    async def close(self) -> None:
+        """After the jobs that were given before."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._submit(lambda _: self._disconnect())
+        self._tasks.put(_Signal.STOP)
+        self._thread.join()
+
+    def _submit(self, job: Callable[[apsw.Connection], T]) -> asyncio.Future[T]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._tasks.put(_Task(loop, future, job))
+        return future
+
+    # ---- on the thread
+
+    def _run(self) -> None:
+        while True:
+            try:
+                task = self._tasks.get(timeout=self._idle[1] if self._idle else None)
+            except Empty:
+                self._be_idle()
+                continue
+            if task is _Signal.WAKE:
+                continue
+            if task is _Signal.STOP:
+                return
+            result, error = self._perform(task.job)
+            # A closed loop raises: nobody waits for the answer any more.
+            with contextlib.suppress(RuntimeError):
+                task.loop.call_soon_threadsafe(_settle, task.future, result, error)
+
+    def _perform(self, job: Callable[[apsw.Connection], T]) -> tuple[T | None, Exception | None]:
+        try:
+            if self._connection is None:
+                self._connection = self._connect()
+            return job(self._connection), None
+        except apsw.Error as failure:
+            # After an I/O error SQLite's view of the file may be stale: begin again with a fresh connection.
+            self._disconnect()
+            error = self._translate(failure)
+            error.__cause__ = failure
+            return None, error
+        except Exception as failure:  # noqa: BLE001 - raised where the job was given
+            return None, failure
+
+    def _be_idle(self) -> None:
+        assert self._idle is not None
+        # A poll that fails changes nothing: the next real job meets the same fault and reports it.
+        self._perform(self._idle[0])
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(apsw.Error):
+                connection.close(True)
+
+
+def _settle(future: asyncio.Future[T], result: T, error: Exception | None) -> None:
+    if future.done():
+        return  # cancelled while the job ran; the job's effect stands
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)

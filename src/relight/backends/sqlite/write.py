@@ -1,0 +1,70 @@
+"""The store's writes apart from the group commit, each a job of the writer thread and one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+
+import apsw
+import msgspec
+
+from relight.backends.sqlite import read
+from relight.backends.sqlite.connection import transaction
+from relight.backends.sqlite.queries import SQL
+from relight.backends.sqlite.rows import checksum, json_array, message_row
+from relight.model.run import TERMINAL, Message, RunChange
+
+
+def claim(db: apsw.Connection, epochs: dict[str, int], owner: str, now: float) -> dict[str, int]:
+    """The new epochs of the roots that are the owner's now."""
+    with transaction(db):
+        keys = _unfinished(db, epochs)
+        db.execute(SQL["claim"], (owner, now, json_array(keys.values())))
+    return {root_id: epochs[root_id] + 1 for root_id in keys}
+
+
+def hold(db: apsw.Connection, epochs: dict[str, int], status: RunChange, now: float) -> None:
+    """Change the roots' rows, not their journals."""
+    with transaction(db):
+        keys = json_array(_unfinished(db, epochs).values())
+        db.execute(SQL["hold"], msgspec.structs.asdict(status) | {"keys": keys, "now": now})
+        if status.status in TERMINAL:
+            db.execute(SQL["drop_inboxes"], (keys,))
+
+
+def _unfinished(db: apsw.Connection, epochs: dict[str, int]) -> dict[str, int]:
+    """The keys, by id, of those roots that stand at these epochs and have not ended."""
+    found = read.value(db, "unfinished", (json_array(epochs.items()),))
+    return dict(msgspec.json.decode(found, type=list[tuple[str, int]]))
+
+
+def post(db: apsw.Connection, messages: Sequence[Message]) -> list[int | None]:
+    """The messages' ids; None where nobody is there to read them."""
+    with transaction(db):
+        return [_post(db, message) for message in messages]
+
+
+def _post(db: apsw.Connection, message: Message) -> int | None:
+    message_id: int | None = read.value(db, "post_message", message_row(message))
+    if message_id is None and message.dedup is not None:
+        message_id = read.value(db, "told_before", (message.run_id, message.dedup))
+    return message_id
+
+
+def put_blob(db: apsw.Connection, data: bytes) -> str:
+    """The digest under which it is kept."""
+    digest = sha256(data).hexdigest()
+    with transaction(db):
+        db.execute(SQL["put_blobs"], (digest, data))
+    return digest
+
+
+def checkpoint(db: apsw.Connection, root_id: str, epoch: int, sequence: int, state: bytes) -> bool:
+    """Whether it was taken."""
+    with transaction(db):
+        found = read.root(db, root_id)
+        if found is None or found.epoch != epoch or not found.checkpoint < sequence <= found.last:
+            return False
+        db.execute(SQL["put_checkpoints"], (found.key, sequence, state, checksum(sequence, state)))
+        db.execute(SQL["drop_entries"], (found.key, sequence))
+    return True

@@ -1,0 +1,129 @@
+"""The rows of one transaction, gathered by table and written with few statements."""
+
+from __future__ import annotations
+
+from typing import Any
+from zlib import crc32
+
+import apsw
+import msgspec
+
+from relight.backends.sqlite import read
+from relight.backends.sqlite.queries import SQL, batch_sizes, many
+from relight.backends.sqlite.rows import change_row, checksum, item_row, json_array, message_row, run_row
+from relight.model.run import TERMINAL, ItemResult, Message, Run, RunChange
+
+
+class Writes:
+    """What a transaction will write.
+
+    The order of `flush` matters: new runs come before the messages to them, and messages before the changes that end
+    runs and drop their inboxes, so that no message outlives its run.
+    """
+
+    def __init__(self, connection: apsw.Connection, now: float) -> None:
+        self._connection = connection
+        self._execute = connection.execute
+        self._now = now
+        self._next_key = 0
+        self._runs: list[Any] = []
+        self._entries: list[Any] = []
+        self._checkpoints: list[Any] = []
+        self._blobs: list[Any] = []
+        self._items: list[Any] = []
+        self._messages: list[Any] = []
+        self._cancels: list[dict[str, Any]] = []
+        self._changes: dict[str, tuple[RunChange, str]] = {}
+        self._consumed: list[int] = []
+        self._consumers: set[int] = set()
+        self._ended: list[int] = []
+
+    def run(self, run: Run) -> int:
+        """The new run's key."""
+        if not self._next_key:
+            self._next_key = read.value(self._connection, "next_key")
+        key = self._next_key
+        self._next_key = key + 1
+        self._runs += run_row(key, run)
+        return key
+
+    def entries(self, key: int, after: int, events: list[bytes]) -> int:
+        """The sequence of the last one."""
+        rows = self._entries
+        for event in events:
+            after += 1
+            rows += (key, after, event, crc32(event, after))
+        return after
+
+    def checkpoint(self, key: int, sequence: int, state: bytes) -> None:
+        self._checkpoints += (key, sequence, state, checksum(sequence, state))
+
+    def blobs(self, blobs: dict[str, bytes]) -> None:
+        for blob in blobs.items():
+            self._blobs += blob
+
+    def items(self, items: list[ItemResult]) -> None:
+        for item in items:
+            self._items += item_row(item)
+
+    def messages(self, messages: list[Message]) -> None:
+        for message in messages:
+            self._messages += message_row(message)
+
+    def cancel_spawned(self, root_id: str, reason: str) -> None:
+        self._cancels.append({"root_id": root_id, "payload": msgspec.json.encode(reason), "at": self._now})
+
+    def change(self, change: RunChange, root_id: str) -> None:
+        """The last change of a row counts; but nothing leaves a terminal status, also within a batch."""
+        earlier = self._changes.get(change.run_id)
+        if earlier is None or earlier[0].status not in TERMINAL:
+            self._changes[change.run_id] = (change, root_id)
+
+    def end(self, key: int) -> None:
+        """The root of this key has ended: its inbox goes."""
+        self._ended.append(key)
+
+    def consume(self, key: int, message_ids: list[int]) -> None:
+        self._consumed += message_ids
+        self._consumers.add(key)
+
+    def flush(self) -> None:
+        """Write all of it. Statements for kinds of rows that are not there are not run."""
+        if self._runs:
+            self._insert("insert_runs", 19, self._runs)
+        if self._entries:
+            self._insert("append_entries", 4, self._entries)
+        if self._checkpoints:
+            self._insert("put_checkpoints", 4, self._checkpoints)
+        if self._blobs:
+            self._insert("put_blobs", 2, self._blobs)
+        if self._items:
+            self._insert("put_items", 6, self._items)
+        if self._messages:
+            self._insert("put_messages", 7, self._messages)
+        for cancel in self._cancels:
+            self._execute(SQL["cancel_spawned"], cancel)
+        self._cancels.clear()
+        if self._changes:
+            rows: list[Any] = []
+            for change, root_id in self._changes.values():
+                rows += change_row(change, root_id, self._now)
+            self._insert("change_runs", 11, rows)
+            self._changes.clear()
+        if self._consumed:
+            self._execute(SQL["consume_messages"], (json_array(self._consumed), json_array(self._consumers)))
+            self._consumed.clear()
+            self._consumers.clear()
+        if self._ended:
+            self._execute(SQL["drop_inboxes"], (json_array(self._ended),))
+            self._ended.clear()
+
+    def _insert(self, name: str, width: int, values: list[Any]) -> None:
+        """`values` holds row after row; it is empty afterwards."""
+        start, end = 0, len(values)
+        for size in batch_sizes(name):
+            step = size * width
+            while end - start >= step:
+                self._execute(many(name, size), values[start : start + step])
+                start += step
+        values.clear()

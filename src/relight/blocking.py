@@ -1,0 +1,132 @@
+"""The blocking façade: the same engine for sync code, on an event loop in a thread of its own. No logic lives here."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import threading
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from relight.durations import Duration
+from relight.errors import RelightError
+from relight.flow.definitions import Flow
+from relight.handle import Handle
+from relight.model.run import ItemResult, Page, Run, Status
+
+if TYPE_CHECKING:
+    from relight.engine import Relight
+
+T = TypeVar("T")
+
+
+class BlockingHandle:
+    """A Handle whose methods block."""
+
+    __slots__ = ("_handle", "_relight", "id")
+
+    def __init__(self, relight: BlockingRelight, handle: Handle) -> None:
+        self._relight = relight
+        self._handle = handle
+        self.id = handle.id
+
+    def __repr__(self) -> str:
+        return repr(self._handle)
+
+    def result(self, timeout: Duration | None = None) -> Any:
+        return self._relight.call(self._handle.result(timeout))
+
+    def status(self) -> Status:
+        return self._relight.call(self._handle.status())
+
+    def describe(self) -> Run:
+        return self._relight.call(self._handle.describe())
+
+    def signal(self, name: str, payload: Any = None, *, id: str | None = None) -> None:  # noqa: A002 - as Handle.signal
+        self._relight.call(self._handle.signal(name, payload, id=id))
+
+    def cancel(self, reason: str = "cancelled by request") -> None:
+        self._relight.call(self._handle.cancel(reason))
+
+    def pause(self) -> None:
+        self._relight.call(self._handle.pause())
+
+    def resume(self) -> None:
+        self._relight.call(self._handle.resume())
+
+
+class BlockingRelight:
+    """What `with Relight(...) as rl` gives."""
+
+    def __init__(self, relight: Relight) -> None:
+        self.relight = relight
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="relight-loop", daemon=True)
+
+    def open(self) -> BlockingRelight:
+        self._thread.start()
+        try:
+            self.call(self.relight.open())
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def close(self) -> None:
+        try:
+            self.call(self.relight.close())
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def call(self, operation: Coroutine[Any, Any, T]) -> T:
+        if threading.get_ident() == self._thread.ident:
+            operation.close()
+            raise RelightError("a blocking Relight was used on its own event loop; use `async with Relight(...)` in async code")
+        return asyncio.run_coroutine_threadsafe(operation, self._loop).result()
+
+    @property
+    def fault(self) -> str | None:
+        return self.relight.fault
+
+    def start(self, flow: Flow[..., Any] | str, *args: Any, id: str | None = None, **kwargs: Any) -> BlockingHandle:  # noqa: A002
+        return BlockingHandle(self, self.call(self.relight.start(flow, *args, id=id, **kwargs)))
+
+    def run(self, flow: Flow[..., Any] | str, *args: Any, id: str | None = None, **kwargs: Any) -> Any:  # noqa: A002
+        return self.call(self.relight.run(flow, *args, id=id, **kwargs))
+
+    def get(self, id: str) -> BlockingHandle:  # noqa: A002
+        return BlockingHandle(self, self.call(self.relight.get(id)))
+
+    def list(
+        self,
+        *,
+        status: Status | str | tuple[Status | str, ...] = (),
+        flow: str | None = None,
+        since: dt.datetime | float | None = None,
+        parent: str | None = None,
+        roots_only: bool = True,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> Page:
+        return self.call(
+            self.relight.list(
+                status=status,
+                flow=flow,
+                since=since,
+                parent=parent,
+                roots_only=roots_only,
+                limit=limit,
+                cursor=cursor,
+            )
+        )
+
+    def fork(self, id: str, from_step: str | None = None, new_id: str | None = None) -> BlockingHandle:  # noqa: A002
+        return BlockingHandle(self, self.call(self.relight.fork(id, from_step, new_id)))
+
+    def items(self, id: str) -> list[ItemResult]:  # noqa: A002
+        return self.call(self.relight.items(id))

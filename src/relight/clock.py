@@ -1,0 +1,110 @@
+"""Where time, ids and randomness come from: this module, and no other.
+
+Whatever needs one of them is given a `Clock` or an `Entropy`. A test hands in its own, advances it by hand
+and never sleeps; a simulation seeds it and sees the same thing twice. Everywhere else in the package the
+linter refuses `time`, `random` and whatever makes a uuid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from typing import Protocol
+from uuid import UUID, uuid4
+
+import uuid_utils
+
+
+class Clock(Protocol):
+    """Two readings of time that must not be mixed up, and the one way to wait."""
+
+    def now(self) -> float:
+        """Seconds since the Unix epoch: what is stored, and compared with what other processes stored.
+
+        It may step backwards or jump when the machine's clock is set.
+        """
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds since an unknown point: for waits and measurements inside this process, never stored.
+
+        It never goes backwards and means nothing to another process.
+        """
+        ...
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
+        """Call back on the running event loop after that long, unless cancelled."""
+        ...
+
+
+class Timer(Protocol):
+    """A pending call_later."""
+
+    def cancel(self) -> None: ...
+
+
+class Entropy(Protocol):
+    """Everything that may differ between two otherwise equal executions."""
+
+    def run_id(self) -> str:
+        """A new run id, unique without asking anybody; ids made later in one process sort later."""
+        ...
+
+    def uuid(self) -> UUID:
+        """A random uuid (version 4) that tells nothing about when and where it was made."""
+        ...
+
+    def random(self) -> float:
+        """A number from 0 up to but not including 1."""
+        ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    __slots__ = ()
+
+    def now(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
+        return asyncio.get_running_loop().call_later(seconds, callback)
+
+
+class SystemEntropy:
+    """The operating system's randomness.
+
+    Not the generator behind `random.random()`: after a flow's own `random.seed(0)` every process would draw
+    the same back-off jitter, and retries would meet at the same instant.
+    """
+
+    __slots__ = ("_source",)
+
+    def __init__(self) -> None:
+        self._source = random.SystemRandom()
+
+    def run_id(self) -> str:
+        return str(uuid_utils.uuid7())
+
+    def uuid(self) -> UUID:
+        return uuid4()
+
+    def random(self) -> float:
+        return self._source.random()
+
+
+SYSTEM_CLOCK: Clock = SystemClock()
+"""For code that runs where nobody could inject a clock: a flow called as a plain function."""
+
+SYSTEM_ENTROPY: Entropy = SystemEntropy()
+"""For code that runs where nobody could inject an entropy: a flow called as a plain function."""
+
+
+def block(seconds: float) -> None:
+    """Block this thread: what a sync flow's sleep() does when it is called outside a run."""
+    time.sleep(seconds)

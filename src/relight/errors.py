@@ -1,0 +1,155 @@
+"""Every error Relight raises on purpose, drawn as one tree.
+
+    RelightError                      catch-all for callers
+    ├── ConfigError                   a setting is wrong; the message names the key
+    │   └── DurationError             "3 bananas" is not a duration
+    ├── DefinitionError               a flow or step is declared wrongly (name taken, bad option, bad call)
+    │   └── UnknownFlowError          nobody registered a flow of that name
+    ├── PayloadError                  a value cannot be journaled; the message names where it sits
+    ├── ConflictError                 this run id is taken by another flow or another input
+    ├── RunNotFoundError              no run has that id
+    ├── RunStateError                 the run's status does not allow what was asked
+    ├── RunFailedError                result() of a run that failed; `cause` is the flow's own exception, rebuilt
+    ├── RunCancelledError             result() of a run that was cancelled
+    ├── StepError                     stands in for a step's exception whose class no longer exists
+    │   ├── StepTimeoutError          the step ran past its timeout (also a TimeoutError)
+    │   └── StepInterruptedError      on_crash="fail": the process died while the step was running
+    ├── NonDeterminismError           the flow asks for something else than its journal holds
+    ├── VersionMismatchError          a step's code changed under version_mismatch="fail"
+    ├── OutsideRunError               a durable operation was called where no run is alive
+    └── StoreError                    the store did not take or give what it should
+        ├── StoreUnavailableError     disk full, I/O error, server gone: nothing is known to be written
+        ├── StoreFormatError          not our file, newer than us, read-only, a directory
+        ├── CorruptionError           a stored row does not read back; carries root and sequence
+        └── FencedError               another owner has taken the run: this process must let go of it
+
+Two more leave a flow but are no RelightError, so that `except Exception` in a flow never swallows them:
+
+    BaseException
+    ├── RunCancelled                  raised in the flow at its next wait once the run is being cancelled; clean up, let it pass
+    └── Unwind                        takes a run out of memory; invisible to the flow's logic, never catch it
+"""
+
+from __future__ import annotations
+
+
+class RelightError(Exception):
+    """Base of everything Relight raises on purpose."""
+
+
+class ConfigError(RelightError, ValueError):
+    """A configuration key or value is wrong."""
+
+
+class DurationError(ConfigError):
+    """Something that should be a duration is not one."""
+
+
+class DefinitionError(RelightError):
+    """A flow or step is declared or called in a way that can never work."""
+
+
+class UnknownFlowError(DefinitionError, LookupError):
+    """No flow of that name is registered in this process."""
+
+
+class PayloadError(RelightError, TypeError):
+    """A value does not survive being journaled."""
+
+
+class ConflictError(RelightError):
+    """The run id is already used for another flow or another input."""
+
+
+class RunNotFoundError(RelightError, LookupError):
+    """No run has this id."""
+
+
+class RunStateError(RelightError):
+    """The run's status does not allow this."""
+
+
+class RunFailedError(RelightError):
+    """The run ended with an error; `__cause__` is the flow's own exception, rebuilt from the journal."""
+
+    def __init__(self, message: str, *, run_id: str) -> None:
+        super().__init__(message)
+        self.run_id = run_id
+
+
+class RunCancelledError(RelightError):
+    """The run was cancelled; `reason` says why."""
+
+    def __init__(self, message: str, *, run_id: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.run_id = run_id
+        self.reason = reason
+
+
+class StepError(RelightError):
+    """A step failed with an exception whose class cannot be found any more; `type_name` names it."""
+
+    def __init__(self, message: str, type_name: str = "") -> None:
+        super().__init__(message)
+        self.type_name = type_name
+
+
+class StepTimeoutError(StepError, TimeoutError):
+    """A step did not finish within its timeout."""
+
+
+class StepInterruptedError(StepError):
+    """The process died while a step with on_crash="fail" was running; whether it took effect is unknown."""
+
+
+class NonDeterminismError(RelightError):
+    """The flow's code asks for other steps than its journal holds."""
+
+
+class VersionMismatchError(RelightError):
+    """A recorded step's code has changed and version_mismatch is "fail"."""
+
+
+class OutsideRunError(RelightError, RuntimeError):
+    """A durable operation was called where no run is alive to record it."""
+
+
+class StoreError(RelightError):
+    """The store did not take or give what it should."""
+
+
+class StoreUnavailableError(StoreError):
+    """The store failed for a reason that may pass: nothing of this commit is known to be written."""
+
+
+class StoreFormatError(StoreError):
+    """The store's file is not one this version of Relight can use."""
+
+
+class CorruptionError(StoreError):
+    """A stored row does not read back as what was written."""
+
+    def __init__(self, message: str, *, root_id: str, sequence: int) -> None:
+        super().__init__(message)
+        self.root_id = root_id
+        self.sequence = sequence
+
+
+class FencedError(StoreError):
+    """The run's epoch has moved on: another owner claimed it, and this process must drop it."""
+
+
+class RunCancelled(BaseException):  # noqa: N818 - not an error: a request the flow can hear, as CancelledError is
+    """Raised inside a flow at its next wait once its run is being cancelled.
+
+    A BaseException, so that `except Exception` around a step cannot swallow a cancellation. Steps called while it
+    travels (in `except RunCancelled` or `finally`) are durable clean-up, within `cancel_grace`.
+    """
+
+
+class Unwind(BaseException):  # noqa: N818 - never an error: see the class docstring
+    """Takes a run's code out of memory: parking, pausing, shutting down, fencing.
+
+    It is no outcome of the flow. Any durable operation called while it travels raises it again, so that a step in a
+    `finally` does not run because of it. Replay brings the run back to where it was.
+    """

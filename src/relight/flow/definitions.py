@@ -1,0 +1,220 @@
+"""`@flow` and `@step`: what users write. Outside a run both are the plain functions they wrap."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, get_type_hints, overload
+
+from relight.durations import Duration, parse_duration
+from relight.errors import DefinitionError
+from relight.flow.fingerprint import function_fingerprint
+from relight.flow.payloads import ArgumentsCodec, ValueCodec
+from relight.flow.registry import REGISTRY
+from relight.flow.retry import Retry
+from relight.flow.scope import CURRENT, Scope
+
+P = ParamSpec("P")
+R = TypeVar("R")
+OnCrash = Literal["rerun", "fail"]
+
+_NAME = re.compile(r"[^\s/:\[\]@$~][^/:\[\]@$~\x00-\x1f]{0,99}")
+
+
+class Definition(Generic[P, R]):
+    """What flows and steps have in common: a function, a name, its codecs and options."""
+
+    kind = "function"
+
+    def __init__(self, fn: Callable[P, R], name: str | None, retry: Retry | None, timeout: Duration | None) -> None:
+        if inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
+            raise DefinitionError(f"@{self.kind} {fn.__qualname__}: a generator has no single result; return a list")
+        if not inspect.isfunction(fn):
+            raise DefinitionError(f"@{self.kind} takes a function, not {type(fn).__name__} {fn!r}")
+        self.fn = fn
+        self.name = name if name is not None else fn.__name__.strip("<>")
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise DefinitionError(
+                f"@{self.kind}(name={self.name!r}): a name has 1 to 100 characters, none of / : [ ] @ $ ~, no leading space"
+            )
+        if retry is not None and not isinstance(retry, Retry):
+            raise DefinitionError(f"@{self.kind} {self.name!r}: retry takes Retry(attempts=…), not {retry!r}")
+        self.retry = retry
+        self.timeout_seconds = (
+            None if timeout is None else parse_duration(timeout, f"timeout of {self.kind} {self.name!r}")
+        )
+        self.is_async = inspect.iscoroutinefunction(fn)
+        self.what = f"{self.kind} {self.name!r}"
+        self.arguments = ArgumentsCodec(fn, self.what)
+        functools.update_wrapper(self, fn)
+
+    @property
+    def place(self) -> str:
+        """Where it is defined: "file:line"."""
+        code = self.fn.__code__
+        return f"{code.co_filename}:{code.co_firstlineno}"
+
+    @functools.cached_property
+    def result(self) -> ValueCodec:
+        return ValueCodec(return_annotation(self.fn), f"result of {self.what}")
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        return function_fingerprint(self.fn, self._options())
+
+    def _options(self) -> dict[str, object]:
+        return {"retry": self.retry.describe() if self.retry else None, "timeout": self.timeout_seconds}
+
+    def __repr__(self) -> str:
+        return f"<{self.what} at {self.place}>"
+
+
+class Step(Definition[P, R]):
+    """A unit of work whose result is journaled: once it is committed it never runs again."""
+
+    kind = "step"
+
+    def __init__(
+        self, fn: Callable[P, R], name: str | None, retry: Retry | None, timeout: Duration | None, on_crash: OnCrash
+    ) -> None:
+        super().__init__(fn, name, retry, timeout)
+        if on_crash not in ("rerun", "fail"):
+            raise DefinitionError(f"{self.what}: on_crash takes 'rerun' or 'fail', not {on_crash!r}")
+        self.on_crash = on_crash
+        # Nothing to remember but the result: the short way through execution.
+        self.plain = retry is None and timeout is None and on_crash == "rerun" and self.is_async
+
+    def _options(self) -> dict[str, object]:
+        return {**super()._options(), "on_crash": self.on_crash}
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        scope = CURRENT.get()
+        if type(scope) is not Scope:  # outside a run, or inside a step's body: a plain function
+            return self.fn(*args, **kwargs)
+        if scope.thread is not None:
+            return scope.perform(scope.run.step(scope, self, args, kwargs))  # type: ignore[no-any-return]
+        operation = scope.run.step(None, self, args, kwargs)
+        operation.__name__ = self.name  # what a task made of it is called, and with it its scope
+        return operation  # type: ignore[return-value]
+
+
+class Flow(Definition[P, R]):
+    """A definition whose execution is a run. Called in a flow it is a child run; called outside, a plain function."""
+
+    kind = "flow"
+
+    def __init__(
+        self, fn: Callable[P, R], name: str | None, retry: Retry | None, timeout: Duration | None, resumable: bool
+    ) -> None:
+        super().__init__(fn, name, retry, timeout)
+        self.resumable = resumable
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        scope = CURRENT.get()
+        if type(scope) is not Scope:
+            return self.fn(*args, **kwargs)
+        operation = scope.run.child(scope.explicit, self, args, kwargs)
+        operation.__name__ = self.name
+        return scope.perform(operation)  # type: ignore[no-any-return]
+
+
+def return_annotation(fn: Callable[..., Any]) -> Any:
+    try:
+        return get_type_hints(fn, include_extras=True).get("return", Any)
+    except Exception:  # an annotation that cannot be resolved: the codec explains it when a value does not survive
+        return fn.__annotations__.get("return", Any)
+
+
+# What a sync step's call gives depends on who calls it (its result in a sync flow, an awaitable in an async one), which no
+# type can say; hence Any for those, and exact types for async ones.
+
+
+@overload
+def step(fn: Callable[P, Coroutine[Any, Any, R]], /) -> Step[P, Coroutine[Any, Any, R]]: ...
+@overload
+def step(fn: Callable[P, Any], /) -> Step[P, Any]: ...
+@overload
+def step(
+    *,
+    name: str | None = None,
+    retry: Retry | None = None,
+    timeout: Duration | None = None,
+    on_crash: OnCrash = "rerun",
+) -> _StepDecorator: ...
+def step(
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    retry: Retry | None = None,
+    timeout: Duration | None = None,
+    on_crash: OnCrash = "rerun",
+) -> Any:
+    """Make a function a step: `@step` or `@step(retry=Retry(3), timeout="30s", on_crash="fail", name="charge")`.
+
+    A crash while it runs repeats it, once per crash; `on_crash="fail"` forbids that: its start is journaled first, and
+    recovery raises StepInterruptedError in the flow instead. A timeout counts from the attempt's first start, also across a
+    crash. A sync step that outlives its timeout is abandoned, not stopped: Python cannot stop a thread.
+    """
+    if fn is None:
+        return lambda f: Step(f, name, retry, timeout, on_crash)
+    return Step(fn, name, retry, timeout, on_crash)
+
+
+@overload
+def flow(fn: Callable[P, Coroutine[Any, Any, R]], /) -> Flow[P, Coroutine[Any, Any, R]]: ...
+@overload
+def flow(fn: Callable[P, Any], /) -> Flow[P, Any]: ...
+@overload
+def flow(
+    *,
+    name: str | None = None,
+    retry: Retry | None = None,
+    timeout: Duration | None = None,
+    resumable: bool = True,
+) -> _FlowDecorator: ...
+def flow(
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    retry: Retry | None = None,
+    timeout: Duration | None = None,
+    resumable: bool = True,
+) -> Any:
+    """Make a function a flow: `@flow` or `@flow(name="checkout", retry=Retry(3), timeout="1d", resumable=True)`.
+
+    A retried flow keeps the steps it finished. `timeout` counts from the run's creation. A flow that is not resumable is
+    failed by recovery instead of resumed.
+    """
+
+    def make(f: Callable[..., Any]) -> Flow[..., Any]:
+        made: Flow[..., Any] = Flow(f, name, retry, timeout, resumable)
+        REGISTRY.add(made)
+        return made
+
+    return make if fn is None else make(fn)
+
+
+class _StepDecorator:
+    """The type of `@step(...)`; never instantiated."""
+
+    @overload
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> Step[P, Coroutine[Any, Any, R]]: ...
+    @overload
+    def __call__(self, fn: Callable[P, Any], /) -> Step[P, Any]: ...
+    def __call__(self, fn: Callable[..., Any], /) -> Any:
+        raise NotImplementedError
+
+
+class _FlowDecorator:
+    """The type of `@flow(...)`; never instantiated."""
+
+    @overload
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> Flow[P, Coroutine[Any, Any, R]]: ...
+    @overload
+    def __call__(self, fn: Callable[P, Any], /) -> Flow[P, Any]: ...
+    def __call__(self, fn: Callable[..., Any], /) -> Any:
+        raise NotImplementedError

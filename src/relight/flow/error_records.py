@@ -1,0 +1,246 @@
+"""Exceptions as data: recorded when a step fails, rebuilt when its failure is replayed.
+
+A rebuilt exception is of the same class, says the same and carries the same attributes, as far as these are
+data, so that `except PaymentDeclined as e: if e.code == 51` in a flow goes the same way live and replayed.
+Its traceback is text, in a note. Causes and contexts are in that text only.
+
+Nothing is imported to find a class, and no constructor has to accept arguments that it was not made for. A
+class that is gone (renamed, local to a function, of a script that ran as __main__) is replaced by a StepError
+that is also an instance of its nearest base that is still there, so that `except ValueError` keeps catching
+it.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import types
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, ClassVar
+
+import msgspec
+
+from relight.errors import StepError
+from relight.flow.survival import survives
+from relight.model.journal import ErrorRecord
+
+MAX_TEXT_CHARS = 16 * 1024  # of a message or traceback; of a longer one, head and tail are kept
+MAX_DATA_BYTES = 64 * 1024  # of the arguments, and of each attribute
+MAX_NOTES = 20
+MAX_GROUP = 50  # members of an exception group, on each level
+MAX_GROUP_DEPTH = 10
+
+_TRACEBACK_NOTE = "Traceback of the recorded exception:\n"
+
+# Kept among the attributes of a record: no attribute of a user's exception has such a name.
+_BASES = "__bases__"  # the names of its bases, nearest first, for when the class is gone
+_GROUP = "__group__"  # the records of an exception group's members
+
+
+def record_error(exc: BaseException) -> ErrorRecord:
+    """`exc` as data. Never fails, whatever `exc` does when it is asked about itself."""
+    return _record(exc, MAX_GROUP_DEPTH)
+
+
+def rebuild_error(record: ErrorRecord) -> BaseException:
+    """An exception like the recorded one; a new one with each call, to be raised and chained freely."""
+    attributes = dict(record.attributes or {})
+    bases: Any = attributes.pop(_BASES, [])
+    group: Any = attributes.pop(_GROUP, None)
+    cls = _find(record.type)
+    exc = None
+    if cls is not None:
+        exc = _rebuild_group(cls, group) if group else _rebuild(cls, record, attributes)
+    if exc is None:
+        exc = _stand_in(record, bases)
+    _set_attributes(exc, attributes)
+    for note in record.notes or ():
+        exc.add_note(note)
+    if record.traceback:
+        exc.add_note(_TRACEBACK_NOTE + record.traceback)
+    return exc
+
+
+# ---- recording
+
+
+def _record(exc: BaseException, depth: int) -> ErrorRecord:
+    args, attributes = _state(exc)
+    kept: dict[str, object] = {name: value for name, value in attributes.items() if _is_small_data(value)}
+    if isinstance(exc, BaseExceptionGroup) and depth > 0:
+        members = [_record(member, depth - 1) for member in exc.exceptions[:MAX_GROUP]]
+        for member in members:
+            member.traceback = ""  # it is in the group's
+        kept[_GROUP] = {"message": _bounded(exc.message), "members": msgspec.to_builtins(members)}
+    if bases := _bases_of(type(exc)):
+        kept[_BASES] = bases
+    return ErrorRecord(
+        type=_name(type(exc)),
+        message=_message(exc),
+        traceback=_traceback(exc),
+        args=list(args) if _is_small_data(list(args)) else None,
+        attributes=kept or None,
+        notes=[_bounded(note) for note in _notes(exc) if not note.startswith(_TRACEBACK_NOTE)][:MAX_NOTES] or None,
+    )
+
+
+def _bases_of(cls: type[BaseException]) -> list[str]:
+    if issubclass(cls, _Substitute):
+        return cls.recorded_bases
+    if cls.__module__ == "builtins":  # these stay
+        return []
+    return [_name(base) for base in cls.__mro__[1:] if base not in (Exception, BaseException, object)]
+
+
+def _state(exc: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments and attributes. Some built-in classes keep more than their `args`, and tell it to pickle."""
+    args, attributes = exc.args, dict(getattr(exc, "__dict__", {}))
+    try:
+        if not isinstance(type(exc).__reduce__, types.FunctionType):  # as built in, not a user's own idea
+            reduced: Any = exc.__reduce__()
+            args, attributes = reduced[1], dict(reduced[2] or {}) if len(reduced) > 2 else {}
+    except Exception:  # noqa: BLE001 - then args and __dict__ have to do
+        pass
+    attributes.pop("__notes__", None)
+    return tuple(args), {name: value for name, value in attributes.items() if isinstance(name, str)}
+
+
+def _is_small_data(value: Any) -> bool:
+    return survives(value) and len(msgspec.json.encode(value)) <= MAX_DATA_BYTES
+
+
+def _name(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _message(exc: BaseException) -> str:
+    try:
+        return _bounded(str(exc))
+    except Exception as error:  # noqa: BLE001 - a broken __str__ must not hide the failure itself
+        return f"<{type(error).__name__} in {type(exc).__name__}.__str__>"
+
+
+def _notes(exc: BaseException) -> list[str]:
+    notes = getattr(exc, "__notes__", ())
+    return [note for note in notes if isinstance(note, str)] if isinstance(notes, list | tuple) else []
+
+
+def _traceback(exc: BaseException) -> str:
+    """The first one: of an exception that was itself rebuilt, what was recorded then."""
+    for note in _notes(exc):
+        if note.startswith(_TRACEBACK_NOTE):
+            return note.removeprefix(_TRACEBACK_NOTE)
+    try:
+        return _bounded("".join(traceback.format_exception(exc)))
+    except Exception as error:  # noqa: BLE001 - as in _message
+        return f"<no traceback: {type(error).__name__}>"
+
+
+def _bounded(text: str) -> str:
+    text = text.encode("utf-8", "backslashreplace").decode()  # file names may hold half surrogate pairs
+    if len(text) <= MAX_TEXT_CHARS:
+        return text
+    half = MAX_TEXT_CHARS // 2 - 40
+    return f"{text[:half]}\n… {len(text) - 2 * half:,} characters left out …\n{text[-half:]}"
+
+
+# ---- rebuilding
+
+
+def _find(name: str) -> type[BaseException] | None:
+    """The exception class of that name, among the modules already imported; nothing is run to look for it."""
+    module_name, _, qualname = name.partition(":")
+    found: Any = sys.modules.get(module_name)
+    for part in qualname.split("."):
+        found = getattr(found, "__dict__", {}).get(part)
+    return found if isinstance(found, type) and issubclass(found, BaseException) else None
+
+
+class _Substitute:
+    """Mixed into the classes made here, to make and record their instances as what they stand for."""
+
+    recorded_bases: ClassVar[list[str]] = []
+    recorded_message = ""
+
+    def __str__(self) -> str:
+        return self.recorded_message
+
+
+def _rebuild(cls: type[BaseException], record: ErrorRecord, attributes: dict[str, Any]) -> BaseException | None:
+    """An instance that says what the recorded one said; None if none can be made.
+
+    A constructor may want other arguments than `args`: `def __init__(self, order): super().__init__("no " + order)`.
+    So its outcome is judged by `args` and message; if they differ, the instance is made without calling it.
+    """
+    ways: list[Callable[[], BaseException]] = []
+    if record.args is not None:
+        ways += [partial(cls, *record.args), partial(_unconstructed, cls, record.args)]
+    ways += [
+        partial(_unconstructed, cls, [record.message]),
+        partial(_substitute, (cls,), record, _bases_of(cls)),
+    ]
+    for make in ways:
+        try:
+            exc = make()
+            _set_attributes(exc, attributes)
+            fits = make is not ways[0] or record.args is None or list(_state(exc)[0]) == record.args
+            if fits and isinstance(exc, cls) and _message(exc) == record.message:
+                return exc
+        except Exception:  # noqa: BLE001 - constructors raise anything; the next way is tried
+            continue
+    return None
+
+
+def _rebuild_group(cls: type[BaseException], group: dict[str, Any]) -> BaseException | None:
+    members = [rebuild_error(member) for member in msgspec.convert(group["members"], list[ErrorRecord])]
+    try:
+        return BaseExceptionGroup.__new__(cls, group["message"], members)  # type: ignore[type-var] # fails if it is none
+    except Exception:  # noqa: BLE001 - no group any more: it gets a stand-in
+        return None
+
+
+def _unconstructed(cls: type[BaseException], args: list[Any]) -> BaseException:
+    """An instance on which only the constructor of the nearest built-in class has run."""
+    base = _built_in_base(cls)
+    exc: BaseException = base.__new__(cls, *args)
+    base.__init__(exc, *args)
+    return exc
+
+
+def _stand_in(record: ErrorRecord, bases: list[str]) -> BaseException:
+    """A StepError that is also of the nearest base there is, for a class that is gone or makes no instances."""
+    for base in filter(None, map(_find, bases)):
+        try:
+            exc = _substitute((base,) if issubclass(base, StepError) else (StepError, base), record, bases)
+        except TypeError:  # the two cannot be one class
+            continue
+        _set_attributes(exc, {"type_name": record.type})
+        return exc
+    return StepError(record.message, type_name=record.type)
+
+
+def _substitute(parents: tuple[type, ...], record: ErrorRecord, bases: list[str]) -> BaseException:
+    """An instance of a class made for it, named like the recorded one, that says the recorded message."""
+    module, _, qualname = record.type.partition(":")
+    names = {
+        "__module__": module,
+        "__qualname__": qualname,
+        "recorded_bases": bases,
+        "recorded_message": record.message,
+    }
+    cls: Any = type(qualname.rpartition(".")[2], (_Substitute, *parents), names)
+    exc: BaseException = _built_in_base(cls).__new__(cls)
+    exc.args = (record.message,) if record.args is None else tuple(record.args)
+    return exc
+
+
+def _built_in_base(cls: type[BaseException]) -> Any:
+    return next(base for base in cls.__mro__ if base.__module__ == "builtins" and issubclass(base, BaseException))
+
+
+def _set_attributes(exc: BaseException, attributes: dict[str, Any]) -> None:
+    for name, value in attributes.items():
+        with suppress(Exception):  # a property without a setter, say: then it follows from the others
+            setattr(exc, name, value)

@@ -1,0 +1,184 @@
+"""What a flow may ask for besides steps: waiting, fanning out, spawning, and values that replay must see again.
+
+Each asks the live run around it. Outside a run they do the plain thing where there is one (sleep, foreach, now, …), so that
+flows unit-test as plain functions, and say clearly what is missing where there is none (wait_for, spawn).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import inspect
+import uuid as _uuid
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, Generic, TypeVar
+
+from relight.clock import SYSTEM_CLOCK, SYSTEM_ENTROPY, Clock, Entropy, block
+from relight.durations import Duration, parse_duration
+from relight.errors import DefinitionError, OutsideRunError
+from relight.flow.definitions import Flow
+from relight.flow.scope import CURRENT, Scope, StepInfo, current_scope
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+MISSING: Any = object()  # no default was given: a timeout raises
+
+
+def sleep(duration: Duration) -> Any:
+    """Wait durably: `await sleep("3d")`, or `sleep("3d")` in a sync flow. The deadline survives crashes, memory is not held."""
+    seconds = parse_duration(duration, "sleep()")
+    scope = current_scope("sleep()")
+    if scope is not None:
+        return scope.perform(scope.run.sleep(scope.explicit, seconds))
+    return asyncio.sleep(seconds) if _in_event_loop() else block(seconds)
+
+
+def wait_for(name: str, type: Any = Any, timeout: Duration | None = None, default: Any = MISSING) -> Any:  # noqa: A002 - reads best
+    """Wait for a signal: `decision = await wait_for("approval", timeout="7d")`.
+
+    Signals of one name are taken in the order they were sent, also those sent before the flow waits. After `timeout` it
+    raises TimeoutError, or returns `default` when one is given. `type` decodes the payload.
+    """
+    if not isinstance(name, str) or not name:
+        raise DefinitionError(f"wait_for({name!r}): name the signal with a non-empty string")
+    seconds = None if timeout is None else parse_duration(timeout, f"wait_for({name!r}, timeout=)")
+    scope = current_scope("wait_for()")
+    if scope is None:
+        raise OutsideRunError(f"wait_for({name!r}) needs a run to be signalled: start the flow with Relight.start()")
+    return scope.perform(scope.run.wait_for(scope.explicit, name, type, seconds, default))
+
+
+def foreach(items: Iterable[T], each: Callable[[T], Any], concurrency: int = 1) -> Any:
+    """Do `each` (a step, a flow or a function that calls them) for every item; the list of results, in order.
+
+    Progress is kept per item. After a crash a sequential foreach (concurrency=1) goes on after the longest prefix of items
+    that still match by position and content, a concurrent one keeps every finished item that still matches. The first
+    error stops the rest and is raised.
+    """
+    if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
+        raise DefinitionError(f"foreach(concurrency={concurrency!r}): give a whole number, 1 or more")
+    if not callable(each):
+        raise DefinitionError(f"foreach(each={each!r}): give a step, a flow or a function of one item")
+    scope = current_scope("foreach()")
+    if scope is not None:
+        return scope.perform(scope.run.foreach(scope.explicit, list(items), each, concurrency))
+    return _foreach_plain(list(items), each, concurrency)
+
+
+def parallel(*branches: Callable[[], Any]) -> list[Any]:
+    """In a sync flow: call every branch in a thread of its own and return their results in order.
+
+    `parallel(lambda: pay(order), lambda: ship(order))`. In async flows use asyncio.gather or TaskGroup.
+    """
+    scope = current_scope("parallel()")
+    if scope is None:
+        return [branch() for branch in branches]
+    if scope.thread is None:
+        raise DefinitionError("parallel() is for sync flows; in an async flow use asyncio.gather or asyncio.TaskGroup")
+    result: list[Any] = scope.perform(scope.run.parallel(scope, list(branches)))
+    return result
+
+
+class SpawnedRun(Generic[T]):
+    """A run of its own, started by a flow. Await it for its result (in a sync flow: `.result()`), or let it go."""
+
+    __slots__ = ("_flow", "_scope", "id")
+
+    def __init__(self, scope: Scope, flow: Flow[..., Any], run_id: str) -> None:
+        self._scope = scope
+        self._flow = flow
+        self.id = run_id
+
+    def __await__(self) -> Generator[Any, None, T]:
+        scope = current_scope("awaiting a spawned run") or self._scope
+        return scope.run.join(scope.explicit, self.id, self._flow).__await__()
+
+    def result(self) -> T:
+        """Wait for the result in a sync flow."""
+        scope = current_scope("a spawned run's result()") or self._scope
+        if scope.thread is None:
+            raise DefinitionError("in an async flow await the spawned run instead of calling result()")
+        return scope.perform(scope.run.join(scope.explicit, self.id, self._flow))  # type: ignore[no-any-return]
+
+
+def spawn(flow: Flow[..., Any], *args: Any, id: str | None = None, **kwargs: Any) -> Any:  # noqa: A002 - the run's id
+    """Start a run of its own, linked to this one: `child = await spawn(ship, order)`, later `await child` or let it go.
+
+    Spawning is part of this run's journal: after a crash the same call finds the same run. Cancelling this run cancels
+    it too; this run's end does not touch it.
+    """
+    if not isinstance(flow, Flow):
+        raise DefinitionError(f"spawn() takes a flow, not {flow!r}; decorate the function with @flow")
+    scope = current_scope("spawn()")
+    if scope is None:
+        raise OutsideRunError(f"spawn({flow.name!r}) needs a run around it: use Relight.start() outside flows")
+    here = scope
+
+    async def spawned() -> SpawnedRun[Any]:
+        return SpawnedRun(here, flow, await here.run.spawn(here.explicit, flow, args, kwargs, id))
+
+    return scope.perform(spawned())
+
+
+def now() -> dt.datetime:
+    """The time (UTC) as this point of the flow saw it first; replay sees the same."""
+    return _value("now")  # type: ignore[no-any-return]  # see VALUES
+
+
+def random() -> float:
+    """A random number in [0, 1) that replay sees again."""
+    return _value("random")  # type: ignore[no-any-return]
+
+
+def uuid() -> _uuid.UUID:
+    """A random UUID that replay sees again."""
+    return _value("uuid")  # type: ignore[no-any-return]
+
+
+def current_step() -> StepInfo:
+    """Inside a step's body: which step this is, and the idempotency key to hand to outside services."""
+    current = CURRENT.get()
+    if type(current) is StepInfo:
+        return current
+    raise OutsideRunError("current_step() answers only inside the body of a step that a run executes")
+
+
+# How each recorded value is made, and its type.
+VALUES: dict[str, tuple[Callable[[Clock, Entropy], Any], Any]] = {
+    "now": (lambda clock, entropy: dt.datetime.fromtimestamp(clock.now(), dt.UTC), dt.datetime),
+    "random": (lambda clock, entropy: entropy.random(), float),
+    "uuid": (lambda clock, entropy: entropy.uuid(), _uuid.UUID),
+}
+
+
+def _value(name: str) -> Any:
+    scope = CURRENT.get()
+    if type(scope) is Scope:
+        return scope.run.value(scope, name)
+    # In no run, or inside a step, where the step's result is what counts: nothing to record.
+    return VALUES[name][0](SYSTEM_CLOCK, SYSTEM_ENTROPY)
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _foreach_plain(items: list[Any], each: Callable[[Any], Any], concurrency: int) -> Any:
+    """foreach outside a run: plain calls, concurrent only when `each` is async."""
+    if not inspect.iscoroutinefunction(inspect.unwrap(each)):
+        return [each(item) for item in items]
+    gate = asyncio.Semaphore(concurrency)
+
+    async def one(item: Any) -> Any:
+        async with gate:
+            return await each(item)
+
+    async def every() -> list[Any]:
+        return list(await asyncio.gather(*(one(item) for item in items)))
+
+    return every()

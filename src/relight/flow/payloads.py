@@ -1,0 +1,335 @@
+"""Payloads: values on their way into the journal and back.
+
+Rule 10: a payload is data. It is JSON, typed by the annotations of the function it belongs to, and a value
+that would not come back as it is gets refused here, when it is journaled, and not at recovery, when it is too
+late.
+
+    ValueCodec       one value by one annotation: a step's result, a signal's payload
+    ArgumentsCodec   a call's arguments by the signature: a flow's input, the digest of a step's input
+    record_error, rebuild_error   exceptions (see `error_records`)
+
+`seal` returns the value as it will come back, decoded from the very bytes that are journaled. Go on with that
+one, and a flow sees the same live and replayed. What "the same" means is decided by `==`: a field that a
+class leaves out of its comparison may be lost, and an IntEnum without an annotation comes back (live, too) as
+the int that it equals.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ForwardRef, Union, get_args, get_origin
+
+import msgspec
+
+from relight.errors import PayloadError
+from relight.flow.error_records import rebuild_error, record_error
+from relight.flow.fingerprint import text_digest
+from relight.flow.jsonform import canonical, decoder, encode, has_unordered_sets
+from relight.flow.signatures import UNPASSED, Slots
+from relight.flow.survival import ForeignSearch, Loss, find_difference, same
+from relight.model.journal import ErrorRecord
+
+__all__ = ["ArgumentsCodec", "ErrorRecord", "ValueCodec", "rebuild_error", "record_error"]
+
+_NULL = b"null"
+_UNLIMITED = sys.maxsize
+_PLAIN = frozenset({type(None), bool, int, str, float})  # exact types that are their own JSON (floats: finite ones)
+
+
+class ValueCodec:
+    """Seals and opens values of one annotation; `what` says whose they are: "result of step 'charge'".
+
+    The annotation is looked at on first use, since it may name what is defined later. One that msgspec cannot
+    read by (an unresolved name, a union of two dataclasses) counts as Any; messages then say why.
+    """
+
+    __slots__ = ("_as_is", "_decode", "_unordered", "_unusable", "annotation", "what")
+
+    def __init__(self, annotation: Any, what: str) -> None:
+        self.annotation = Any if annotation is inspect.Parameter.empty else annotation
+        self.what = what
+        self._as_is: frozenset[type] = frozenset()  # exact types that need no decoding to be known to survive
+        self._decode: Callable[[bytes], Any] | None = None
+        self._unusable = ""  # why the annotation counts as Any
+        self._unordered = False
+
+    def seal(self, value: Any, max_bytes: int = _UNLIMITED) -> tuple[bytes, Any]:
+        """JSON of `value`, and the value that `open` makes of it; PayloadError if that is not the same."""
+        if type(value) in self._as_is:
+            if value is None:
+                return _NULL, None
+            if type(value) is not float or value - value == 0.0:  # NaN and infinities give NaN
+                try:
+                    data = encode(value)
+                except (UnicodeEncodeError, ValueError) as error:  # half a surrogate pair; over 4,300 digits
+                    raise self._refusal(value, error) from None
+                if len(data) > max_bytes:
+                    raise _too_large(f"{self.name} is", len(data), max_bytes)
+                return data, value
+        return self._seal_by_annotation(value, max_bytes)
+
+    def open(self, data: bytes | msgspec.Raw) -> Any:
+        """The value of what `seal` wrote. PayloadError if the annotation no longer fits it."""
+        try:
+            return (self._decode or self._prepare())(data)
+        except Exception as error:
+            kind = self._named_annotation()
+            raise PayloadError(f"{self.name} does not read back as {kind}: {error}; was it changed?") from error
+
+    def seal_canonically(self, value: Any, max_bytes: int = _UNLIMITED) -> bytes:
+        """As `seal`, in bytes that are equal for equal values: sorted keys and sets, and `1` for a float as
+        `1.0`."""
+        _, back = self.seal(value, max_bytes)
+        return canonical(back, careful=self._unordered)
+
+    def outline(self, value: Any) -> bytes:
+        """Canonical JSON of what need not come back, only be told from other values: a step's argument.
+
+        Anything that is data will do, whatever the annotation says; PayloadError for the rest.
+        """
+        decode = self._decode or self._prepare()
+        try:
+            data = canonical(value, careful=self._unordered)
+            if same(value, decode(data)):
+                return data
+        except Exception:  # noqa: BLE001 - the search below finds out, or accepts
+            pass
+        search = ForeignSearch(bare=True)
+        if loss := search.run(value):
+            raise self._lost(loss)
+        try:
+            return canonical(value, careful=search.saw_set)
+        except Exception as error:
+            raise self._lost(Loss("", str(error))) from error
+
+    # ---- by annotation
+
+    def _seal_by_annotation(self, value: Any, max_bytes: int) -> tuple[bytes, Any]:
+        decode = self._decode or self._prepare()
+        try:
+            data = encode(value)
+        except Exception as error:
+            raise self._refusal(value, error) from error
+        if len(data) > max_bytes:
+            raise _too_large(f"{self.name} is", len(data), max_bytes)
+        try:
+            back = decode(data)
+        except Exception as error:
+            raise self._refusal(value, error) from error
+        if not same(value, back) and (loss := find_difference(value, back)):
+            raise self._lost(loss)
+        return data, back
+
+    def _prepare(self) -> Callable[[bytes], Any]:
+        annotation = self.annotation
+        try:
+            if isinstance(annotation, str | ForwardRef):
+                raise TypeError("it names what cannot be found")
+            decode = decoder(annotation)
+            self._unordered = has_unordered_sets(annotation)
+        except Exception as error:  # noqa: BLE001 - msgspec and users' metaclasses raise anything; Any serves
+            self._unusable = str(error)
+            annotation = Any
+            decode = decoder(Any)
+        self._decode = decode
+        self._as_is = _kinds_as_is(annotation)
+        return decode
+
+    # ---- saying no
+
+    @property
+    def name(self) -> str:
+        """Whose value it is, in messages."""
+        return self.what
+
+    def place(self, path: str) -> str:
+        """Where in it: the beginning of a message about the part at `path`."""
+        return f"{self.what} cannot be journaled: at ${path}"
+
+    def _refusal(self, value: Any, error: Exception) -> PayloadError:
+        """`value` cannot be written, or not be read again: look for the part that is to blame."""
+        if loss := ForeignSearch(bare=False).run(value):
+            return self._lost(loss)
+        if isinstance(error, RecursionError):
+            return self._lost(Loss("", "it is nested too deeply; journal a flatter value"))
+        message = str(error)
+        if not isinstance(error, msgspec.ValidationError):
+            return self._lost(Loss("", message))
+        found = re.fullmatch(r"(.*) - at `\$(.*)`", message, re.DOTALL)
+        expected, path = found.groups() if found else (message, "")
+        return self._lost(Loss(path, f"{expected}, so it does not match its annotation {self._named_annotation()}"))
+
+    def _lost(self, loss: Loss) -> PayloadError:
+        unusable = (
+            f" (the annotation {self._named_annotation()} is of no help: {self._unusable})" if self._unusable else ""
+        )
+        return PayloadError(f"{self.place(loss.path)}: {loss.reason}{unusable}")
+
+    def _named_annotation(self) -> str:
+        annotation = self.annotation
+        if isinstance(annotation, ForwardRef):
+            return annotation.__forward_arg__
+        return annotation.__qualname__ if isinstance(annotation, type) else str(annotation)
+
+
+def _too_large(what_is: str, size: int, max_bytes: int) -> PayloadError:
+    return PayloadError(
+        f"{what_is} too large to be journaled: {size:,} bytes of JSON, payload.max_bytes is {max_bytes:,}; "
+        "store the data elsewhere and journal where it is, or raise payload.max_bytes"
+    )
+
+
+def _kinds_as_is(annotation: Any) -> frozenset[type]:
+    """The exact types whose values come back through `annotation` as themselves, whatever they are."""
+    if annotation is Any or annotation is object:
+        return _PLAIN
+    if annotation is None:
+        return frozenset({type(None)})
+    if get_origin(annotation) is Annotated:
+        inner, *extras = get_args(annotation)
+        return frozenset() if any(isinstance(extra, msgspec.Meta) for extra in extras) else _kinds_as_is(inner)
+    if get_origin(annotation) in (Union, types.UnionType):
+        return frozenset().union(*(_kinds_as_is(arg) for arg in get_args(annotation)))
+    return frozenset({annotation}) & _PLAIN if isinstance(annotation, type) else frozenset()
+
+
+class _ArgumentCodec(ValueCodec):
+    """Of one parameter of the function `what`."""
+
+    __slots__ = ("parameter",)
+
+    def __init__(self, annotation: Any, what: str, parameter: str) -> None:
+        super().__init__(annotation, what)
+        self.parameter = parameter
+
+    @property
+    def name(self) -> str:
+        return f"argument {self.parameter!r} of {self.what}"
+
+    def place(self, path: str) -> str:
+        return f"argument $.{self.parameter}{path} of {self.what} cannot be journaled"
+
+
+class ArgumentsCodec:
+    """Seals, opens and digests the arguments of `fn`; `what` names it: "flow 'checkout'".
+
+    The signature is looked at on first use, for its annotations may name what is defined later.
+    """
+
+    __slots__ = ("_codecs", "_defaults", "_fewest", "_most", "_slots", "fn", "what")
+
+    def __init__(self, fn: Callable[..., Any], what: str) -> None:
+        self.fn = fn
+        self.what = what
+        self._slots: Slots | None = None
+        self._codecs: list[_ArgumentCodec] = []
+        self._defaults: tuple[Any, ...] = ()  # one per slot, as they enter a digest
+        # How many positional arguments are a whole call; none, if there are slots that these cannot fill.
+        self._fewest = 0
+        self._most = -1
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameter names and values, defaults included. PayloadError if the call does not fit."""
+        slots, values = self._fill(args, kwargs)
+        return {
+            slot.name: slot.default if value is UNPASSED else value
+            for slot, value in zip(slots.slots, values, strict=True)
+        }
+
+    def seal(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], max_bytes: int = _UNLIMITED) -> bytes:
+        """The arguments as a JSON object, equal bytes for equal calls however they are spelled.
+
+        Strict: a value that does not match its annotation is refused. A default that is no data (a client,
+        say) is left out if it was not passed: `open` takes it from the signature again.
+        """
+        slots, values = self._fill(args, kwargs)
+        sealed = {}
+        for slot, codec, value in zip(slots.slots, self._codecs, values, strict=True):
+            try:
+                passed = slot.default if value is UNPASSED else value
+                sealed[slot.name] = msgspec.Raw(codec.seal_canonically(passed, max_bytes))
+            except PayloadError:
+                if value is not UNPASSED:
+                    raise
+        data = canonical(sealed)
+        if len(data) > max_bytes:
+            raise _too_large(f"the arguments of {self.what} are", len(data), max_bytes)
+        return data
+
+    def open(self, data: bytes | msgspec.Raw) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments to call the function with, from what `seal` wrote. PayloadError if they no longer fit."""
+        slots = self._slots or self._prepare()
+        try:
+            sealed = _open_object(data)
+        except msgspec.MsgspecError as error:
+            raise PayloadError(f"the arguments of {self.what} do not read back: {error}") from error
+        values = []
+        for slot, codec in zip(slots.slots, self._codecs, strict=True):
+            found = sealed.pop(slot.name, None)
+            if found is None and slot.default is UNPASSED:
+                raise PayloadError(f"{self._signature()} now takes {slot.name!r}, which its journaled arguments lack")
+            values.append(slot.default if found is None else codec.open(found))
+        if sealed:
+            raise PayloadError(
+                f"{self._signature()} no longer takes {', '.join(sealed)}, which its journaled arguments hold"
+            )
+        return slots.spread(values)
+
+    def digest(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """16 hex digits that tell this call's arguments from others; equal however the call is spelled.
+
+        Lenient: whatever is data will do (a tuple for a list, a Decimal without annotation), for nothing has
+        to come back. NaN, sets and int keys that no annotation speaks of and unknown classes are refused all
+        the same.
+        """
+        values: Any
+        if not kwargs and self._fewest <= len(args) <= self._most:
+            values = args + self._defaults[len(args) :]
+        else:
+            _, filled = self._fill(args, kwargs)
+            values = [d if v is UNPASSED else v for v, d in zip(filled, self._defaults, strict=True)]
+        for value in values:
+            if type(value) not in _PLAIN or (type(value) is float and value - value != 0.0):
+                break
+        else:
+            try:
+                return text_digest(encode(values))
+            except (UnicodeEncodeError, ValueError):
+                pass  # refused below, by name
+        return text_digest(b"[" + b",".join(map(_ArgumentCodec.outline, self._codecs, values)) + b"]")
+
+    def _fill(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Slots, list[Any]]:
+        slots = self._slots or self._prepare()
+        try:
+            return slots, slots.fill(args, kwargs)
+        except TypeError as error:
+            raise PayloadError(f"{self._signature()}: {error}") from None
+
+    def _prepare(self) -> Slots:
+        slots = Slots(self.fn)
+        self._codecs = [_ArgumentCodec(slot.annotation, self.what, slot.name) for slot in slots.slots]
+        pairs = zip(self._codecs, slots.slots, strict=True)
+        self._defaults = tuple(_data_or_none(codec, slot.default) for codec, slot in pairs)
+        self._fewest = slots.required
+        self._most = slots.positional if slots.takes_only_positional else -1
+        self._slots = slots
+        return slots
+
+    def _signature(self) -> str:
+        return f"{self.what} takes {(self._slots or self._prepare()).signature}"
+
+
+def _data_or_none(codec: ValueCodec, default: Any) -> Any:
+    """A default that is no data counts as null in a digest: nobody passed it, so nothing is wrong with it."""
+    try:
+        codec.outline(default)
+    except PayloadError:
+        return None
+    return default
+
+
+_open_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode

@@ -1,0 +1,58 @@
+"""The flows this process knows, by name. Recovery finds a run's code here, so a name must mean one flow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from relight.errors import DefinitionError, UnknownFlowError
+
+if TYPE_CHECKING:
+    from relight.flow.definitions import Flow
+
+
+class Registry:
+    """Names to flows. `@flow` registers into REGISTRY; tests may make their own."""
+
+    def __init__(self) -> None:
+        self._flows: dict[str, Flow[..., Any]] = {}
+        self._listeners: list[Callable[[str], None]] = []
+
+    def add(self, flow: Flow[..., Any]) -> None:
+        """Register a flow. The same place in the source may register again (a reload); another place may not."""
+        known = self._flows.get(flow.name)
+        if known is not None and known.place != flow.place:
+            raise DefinitionError(
+                f"flow name {flow.name!r} is taken: {known.place} has it, and {flow.place} wants it too; "
+                "give one of them another name with @flow(name=...)"
+            )
+        self._flows[flow.name] = flow
+        for listener in list(self._listeners):
+            listener(flow.name)
+
+    def get(self, name: str) -> Flow[..., Any]:
+        found = self._flows.get(name)
+        if found is None:
+            known = ", ".join(sorted(self._flows)) or "none"
+            raise UnknownFlowError(f"no flow named {name!r} is registered in this process (registered: {known}); import it")
+        return found
+
+    def find(self, name: str) -> Flow[..., Any] | None:
+        return self._flows.get(name)
+
+    def names(self) -> list[str]:
+        return list(self._flows)
+
+    def remove(self, name: str) -> None:
+        """Forget a flow: for tests and for flows whose source is gone."""
+        self._flows.pop(name, None)
+
+    def listen(self, listener: Callable[[str], None]) -> None:
+        """Be told the name of every flow registered from now on, on the thread that registers it."""
+        self._listeners.append(listener)
+
+    def unlisten(self, listener: Callable[[str], None]) -> None:
+        self._listeners.remove(listener)
+
+
+REGISTRY = Registry()

@@ -1,0 +1,162 @@
+"""Handle: one run, seen from outside."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from relight.durations import Duration, parse_duration
+from relight.errors import (
+    CorruptionError,
+    NonDeterminismError,
+    RelightError,
+    RunCancelledError,
+    RunFailedError,
+    RunStateError,
+    UnknownFlowError,
+    VersionMismatchError,
+)
+from relight.flow.payloads import ValueCodec, rebuild_error
+from relight.flow.registry import REGISTRY
+from relight.model.journal import ErrorRecord
+from relight.model.run import Hold, Message, MessageKind, Run, Status
+
+if TYPE_CHECKING:
+    from relight.engine import Relight
+
+# A wait for a result looks at the store at least this often, should every notification be lost.
+LOOK_SECONDS = 2.0
+
+
+class Handle:
+    """What `start` and `get` return. It holds no state of the run: every question goes to the store."""
+
+    __slots__ = ("_relight", "id")
+
+    def __init__(self, relight: Relight, run_id: str) -> None:
+        self._relight = relight
+        self.id = run_id
+
+    def __repr__(self) -> str:
+        return f"<run {self.id!r}>"
+
+    async def status(self) -> Status:
+        return (await self._relight.row(self.id)).status
+
+    async def describe(self) -> Run:
+        """The whole row: status, hold and reason, owner, times."""
+        return await self._relight.row(self.id)
+
+    async def result(self, timeout: Duration | None = None) -> Any:
+        """Wait for the end: the flow's result, typed by its annotation.
+
+        Raises RunFailedError (with the flow's own exception as its cause), RunCancelledError, what holds the run when it
+        cannot go on by itself, or TimeoutError.
+        """
+        seconds = None if timeout is None else parse_duration(timeout, "result(timeout=)")
+        try:
+            async with asyncio.timeout(seconds):
+                row = await self._ended()
+        except TimeoutError:
+            fault = self._relight.fault
+            why = f"; nothing is being committed: {fault}" if fault else ""
+            raise TimeoutError(f"run {self.id!r} has not ended within {seconds}s{why}") from None
+        return await self._outcome(row)
+
+    async def _ended(self) -> Run:
+        """The final row. Watching begins before looking, so that an end in between is not missed."""
+        orchestrator = self._relight.orchestrator
+        loop = asyncio.get_running_loop()
+        while True:
+            news: asyncio.Future[Run | None] = loop.create_future()
+            unwatch = orchestrator.watch(self.id, lambda row, news=news: news.done() or news.set_result(row))  # type: ignore[misc]
+            try:
+                if self.id not in orchestrator.live:
+                    row: Run | None = await self._relight.row(self.id)
+                    assert row is not None
+                    if row.status.terminal:
+                        return row
+                    _raise_if_held(row)
+                done, _ = await asyncio.wait([news], timeout=LOOK_SECONDS)
+                row = news.result() if done else None
+                if row is not None:
+                    return row
+            finally:
+                unwatch()
+
+    async def _outcome(self, row: Run) -> Any:
+        if row.status is Status.CANCELLED:
+            raise RunCancelledError(f"run {row.id!r} was cancelled: {row.reason}", run_id=row.id, reason=row.reason)
+        if row.status is Status.FAILED:
+            record = msgspec.json.decode(row.error or b"{}", type=ErrorRecord)
+            raise RunFailedError(
+                f"run {row.id!r} failed: {record.type.rpartition(':')[2]}: {record.message}", run_id=row.id
+            ) from rebuild_error(record)
+        data = row.output if row.output is not None else b"null"
+        if row.output_blob:
+            found = await self._relight.services.store.get_blob(row.output_blob)
+            if found is None:
+                raise RunStateError(f"the result of run {row.id!r} is missing from the store (blob {row.output_blob})")
+            data = found
+        flow = REGISTRY.find(row.flow)
+        codec = flow.result if flow is not None else ValueCodec(Any, f"result of run {row.id!r}")
+        return codec.open(data)
+
+    async def signal(self, name: str, payload: Any = None, *, id: str | None = None) -> None:  # noqa: A002
+        """Send a signal; durable when this returns. With an `id`, sending it again (after a lost answer) is harmless."""
+        if not isinstance(name, str) or not name:
+            raise RelightError(f"signal({name!r}): name the signal with a non-empty string")
+        codec = ValueCodec(type(payload), f"signal {name!r}")
+        data, _ = codec.seal(payload, self._relight.config.payload.max_bytes)
+        blob = ""
+        if len(data) > self._relight.config.payload.blob_threshold:
+            blob = await self._relight.services.store.put_blob(data)
+        await self._tell(
+            MessageKind.SIGNAL, name, b"null" if blob else data, blob=blob, dedup=None if id is None else f"signal:{id}"
+        )
+
+    async def cancel(self, reason: str = "cancelled by request") -> None:
+        """Ask for the run's cancellation, and that of everything it started; durable when this returns."""
+        if (await self._relight.row(self.id)).status is not Status.CANCELLED:
+            await self._tell(MessageKind.CANCEL, payload=msgspec.json.encode(reason), dedup="cancel")
+
+    async def pause(self) -> None:
+        """Stop after the steps in flight, until resume()."""
+        if (await self._relight.row(self.id)).status is not Status.PAUSED:
+            await self._tell(MessageKind.PAUSE)
+
+    async def resume(self) -> None:
+        """Free a paused or held run."""
+        row = await self._relight.row(self.id)
+        if row.status.terminal:
+            raise RunStateError(f"run {self.id!r} is {row.status}: there is nothing to resume")
+        await self._tell(MessageKind.RESUME)
+
+    async def _tell(
+        self, kind: MessageKind, name: str = "", payload: bytes = b"null", *, blob: str = "", dedup: str | None = None
+    ) -> None:
+        row = await self._relight.row(self.id)
+        if not row.is_root:
+            raise RunStateError(f"{self.id!r} is a child run: {kind} its root {row.root_id!r} instead")
+        await self._relight.tell(
+            Message(run_id=self.id, kind=kind, name=name, payload=payload, payload_blob=blob, dedup=dedup)
+        )
+
+
+_HELD: dict[Hold, type[RelightError]] = {
+    Hold.DEFINITION: UnknownFlowError,
+    Hold.VERSION: VersionMismatchError,
+    Hold.NONDETERMINISM: NonDeterminismError,
+    Hold.POISON: RunStateError,
+}
+
+
+def _raise_if_held(row: Run) -> None:
+    """Nobody should wait for a run that only an action can free. A pause on request is such a wait; a hold is not."""
+    if row.status is not Status.PAUSED or row.hold is None or row.hold is Hold.USER:
+        return
+    if row.hold is Hold.CORRUPT:
+        raise CorruptionError(f"run {row.id!r} is held: {row.reason}", root_id=row.root_id, sequence=0)
+    raise _HELD[row.hold](f"run {row.id!r} is held: {row.reason}")

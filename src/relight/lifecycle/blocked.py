@@ -1,0 +1,76 @@
+"""Whether a run in memory is blocked on durable waits only, so that it may be parked.
+
+Parking a run that also waits for something of its own (a socket, a plain asyncio.sleep, a lock) would strand it: nobody
+would wake it for that. So every task of the run is looked at, and anything not understood counts as busy:
+
+    a wait of ours                          durable
+    a task or thread of this run, gather,
+    TaskGroup, asyncio.wait without timeout  structural: ends when the others do
+    anything else                            busy: the run stays in memory
+
+An `asyncio.timeout()` that is counting for one of the tasks is busy too. It is found among the loop's scheduled timers,
+which uvloop does not show: there, use the timeouts of Relight's own operations around long waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import asyncio.tasks
+import asyncio.taskgroups
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from relight.lifecycle.threads import DurableFuture
+
+if TYPE_CHECKING:
+    from relight.lifecycle.run import LiveRun
+
+_GATHERING: type = asyncio.tasks._GatheringFuture  # type: ignore[attr-defined]  # no public name for what gather() returns
+_TASK_GROUP_EXIT = asyncio.TaskGroup.__aexit__.__code__
+_TASK_GROUP_INNER = getattr(asyncio.TaskGroup, "_aexit", asyncio.TaskGroup.__aexit__).__code__
+_WAIT = asyncio.tasks._wait.__code__  # type: ignore[attr-defined]  # the coroutine under asyncio.wait()
+
+
+def is_blocked(run: LiveRun) -> bool:
+    if run.main is None or run.inflight or not run.waits:
+        return False
+    tasks = {run.main, *run.tasks}
+    for thread in run.threads:
+        if not thread.blocked:
+            return False
+        tasks.update(thread.operations)
+    return all(_waits_durably(task, tasks) for task in tasks if not task.done()) and not _has_timeout(run, tasks)
+
+
+def _waits_durably(task: asyncio.Task[Any], tasks: set[asyncio.Task[Any]]) -> bool:
+    waiter = getattr(task, "_fut_waiter", None)  # None: it is about to run
+    if waiter is None or waiter.done():
+        return False
+    if isinstance(waiter, DurableFuture) or waiter in tasks:
+        return True
+    if isinstance(waiter, _GATHERING):
+        return all(child in tasks or child.done() for child in waiter._children)
+    frame = _innermost_frame(task)
+    if frame is None:
+        return False
+    if frame.f_code in (_TASK_GROUP_EXIT, _TASK_GROUP_INNER):
+        return True
+    return frame.f_code is _WAIT and frame.f_locals.get("timeout_handle") is None
+
+
+def _innermost_frame(task: asyncio.Task[Any]) -> Any:
+    """The frame of the coroutine that really waits, at the end of the chain of awaits."""
+    awaited: Any = task.get_coro()
+    frame = None
+    while inspect.iscoroutine(awaited):
+        frame = awaited.cr_frame
+        awaited = awaited.cr_await
+    return frame
+
+
+def _has_timeout(run: LiveRun, tasks: set[asyncio.Task[Any]]) -> bool:
+    for handle in getattr(run.services.loop, "_scheduled", ()):
+        owner = getattr(handle._callback, "__self__", None)
+        if isinstance(owner, asyncio.Timeout) and not handle.cancelled() and owner._task in tasks:
+            return True
+    return False

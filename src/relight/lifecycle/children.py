@@ -1,0 +1,185 @@
+"""Child runs (a flow called in a flow: same tree, same journal) and spawned runs (roots of their own, linked to their parent)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from relight.errors import ConflictError, DefinitionError, RunCancelled, RunCancelledError, RunNotFoundError, Unwind
+from relight.flow.definitions import Flow
+from relight.flow.payloads import rebuild_error, record_error
+from relight.flow.scope import Scope, here
+from relight.lifecycle import execute, hold, waits
+from relight.model import journal as j
+from relight.model.run import Run, RunChange, Status
+
+if TYPE_CHECKING:
+    from relight.lifecycle.run import LiveRun
+
+
+async def call(
+    run: LiveRun, scope: Scope | None, flow: Flow[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """A child run: the scope of its key. Its end is the outcome of the call."""
+    scope = here(scope)
+    key = scope.begin(flow.name)
+    if scope.recorded is not None:
+        outcome = await run.replayed(scope, key, "run")
+        if outcome is not None:
+            if outcome.error is not None:
+                raise rebuild_error(outcome.error)
+            return flow.result.open(await run.load(outcome.output, outcome.blob))
+    if run.cancel_reason is not None and not scope.cancel_seen and run.replayer is None:
+        await hold.interrupt(run, scope, key)
+    data = flow.arguments.seal(args, kwargs)
+    begun = run.begun(key)
+    at = begun.at if begun is not None and begun.at else run.services.clock.now()
+    if begun is None:
+        _create(run, scope, flow, key, data, at)
+    inner_args, inner_kwargs = flow.arguments.open(data)
+    inner = execute.Call(flow, inner_args, inner_kwargs, key, at, begun)
+    try:
+        value = await execute.call_flow(run, inner, scope)
+        sealed, value = flow.result.seal(value, run.services.config.payload.max_bytes)
+    except Unwind:
+        raise
+    except RunCancelled:
+        run.record(j.RunCancelled(key, run.cancel_reason or "", run.services.clock.now()))
+        _end(run, key, Status.CANCELLED, reason=run.cancel_reason or "")
+        await run.settle()
+        raise
+    except Exception as error:
+        if run.stopping is not None:
+            raise Unwind(run.stopping) from None
+        record = record_error(error)
+        run.record(j.RunFailed(key, record, run.services.clock.now()))
+        _end(run, key, Status.FAILED, error=msgspec.json.encode(record))
+        await run.settle()
+        raise
+    output, blob = run.payload(sealed)
+    run.record(j.RunCompleted(key, output, blob, run.services.clock.now()))
+    _end(run, key, Status.COMPLETED, output=b"" if blob else sealed, output_blob=blob)
+    run.set_running()
+    await run.settle()
+    return value
+
+
+def _create(run: LiveRun, scope: Scope, flow: Flow[..., Any], key: str, data: bytes, at: float) -> None:
+    """The child's row and first entry ride with whatever is committed next: before that, nothing of it has happened."""
+    raw, blob = run.payload(data)
+    commit = run.record(j.RunCreated(key, flow.name, flow.fingerprint, raw, blob, at))
+    commit.runs.append(
+        Run(
+            id=run.run_id(key),
+            root_id=run.id,
+            parent_id=run.run_id(scope.run_key),
+            flow=flow.name,
+            flow_hash=flow.fingerprint,
+            status=Status.RUNNING,
+            created_at=at,
+            updated_at=at,
+            input=b"" if blob else data,
+            input_blob=blob,
+        )
+    )
+
+
+def _end(run: LiveRun, key: str, status: Status, **fields: Any) -> None:
+    run.writer.draft.changes.append(RunChange(run_id=run.run_id(key), status=status, **fields))
+
+
+async def spawn(
+    run: LiveRun, scope: Scope | None, flow: Flow[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], run_id: str | None
+) -> str:
+    """One commit: this run's entry, the spawned run's row and its first entry."""
+    scope = here(scope)
+    key = scope.begin(f"$spawn.{flow.name}")
+    if scope.recorded is not None:
+        outcome = await run.replayed(scope, key, "spawn")
+        if outcome is not None:
+            return str(msgspec.json.decode(bytes(outcome.output)))
+    if run.cancel_reason is not None and not scope.cancel_seen:
+        await hold.interrupt(run, scope, key)
+    if run.services.registry.find(flow.name) is not flow:
+        raise DefinitionError(f"spawn({flow.name!r}): the flow is not registered under that name in this process")
+    data = flow.arguments.seal(args, kwargs)
+    at = run.services.clock.now()
+    spawned_id = execute.check_run_id(run_id) if run_id is not None else run.run_id(key)
+    if run_id is not None:
+        await _check_free(run, flow, spawned_id, data)
+    raw, blob = run.payload(data)
+    first = j.encode_event(j.RunCreated("", flow.name, flow.fingerprint, raw, blob, at, parent=run.id))
+    commit = run.record(j.RunSpawned(key, spawned_id))
+    commit.runs.append(
+        Run(
+            id=spawned_id,
+            root_id=spawned_id,
+            parent_id=run.id,
+            flow=flow.name,
+            flow_hash=flow.fingerprint,
+            status=Status.PENDING,
+            created_at=at,
+            updated_at=at,
+            wake_at=at,
+            input=b"" if blob else data,
+            input_blob=blob,
+        )
+    )
+    commit.spawned.append((spawned_id, first))
+    run.unsettled = False
+    run.set_running()
+    await run.settle()
+    run.host.offer(spawned_id)
+    return spawned_id
+
+
+async def _check_free(run: LiveRun, flow: Flow[..., Any], run_id: str, data: bytes) -> None:
+    known = await run.services.store.get_run(run_id)
+    if known is not None and (known.flow != flow.name or not execute.same_input(known, data)):
+        raise ConflictError(f"run id {run_id!r} is taken by flow {known.flow!r} with another input")
+
+
+async def join(run: LiveRun, scope: Scope | None, run_id: str, flow: Flow[..., Any]) -> Any:
+    """Wait for a spawned run's end. Its last commit puts a message into this run's inbox, so the wake-up cannot be lost."""
+    scope = here(scope)
+    key = scope.begin("$join")
+    if scope.recorded is not None:
+        outcome = await run.replayed(scope, key, "wait")
+        if outcome is not None:
+            if outcome.error is not None:
+                raise rebuild_error(outcome.error)
+            return flow.result.open(await run.load(outcome.output, outcome.blob))
+    ended = await _ended(run, run_id)
+    message_id = 0
+    if ended is None:
+        message = await waits.receive(run, scope, key, "run", run_id, None)
+        assert message is not None, "a join has no timeout"
+        message_id = message.id
+        ended = await _ended(run, run_id)
+        if ended is None:
+            raise RunNotFoundError(f"run {run_id!r} said that it ended, but is not there; was it deleted?")
+    else:
+        run.begun(key)
+        if run.cancel_reason is not None and not scope.cancel_seen:
+            await hold.interrupt(run, scope, key)
+    error = None
+    if ended.status is Status.CANCELLED:
+        error = record_error(RunCancelledError(f"run {run_id!r} was cancelled: {ended.reason}", run_id=run_id))
+    elif ended.error is not None:
+        error = msgspec.json.decode(ended.error, type=j.ErrorRecord)
+    output = j.NULL if ended.output is None or ended.output_blob else msgspec.Raw(ended.output)
+    commit = run.record(j.RunJoined(key, output, ended.output_blob, error, message_id))
+    if message_id:
+        commit.consumed.append(message_id)
+    run.set_running()
+    await run.settle()
+    if error is not None:
+        raise rebuild_error(error)
+    return flow.result.open(await run.load(output, ended.output_blob))
+
+
+async def _ended(run: LiveRun, run_id: str) -> Run | None:
+    """The awaited run's row, once it is terminal."""
+    row = await run.services.store.get_run(run_id)
+    return row if row is not None and row.status.terminal else None

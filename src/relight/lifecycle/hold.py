@@ -1,0 +1,215 @@
+"""Hold: taking a run out of memory (parking, pausing, holding, shutdown, fencing), and cancelling it.
+
+Leaving memory is invisible to the flow. `stopping` is set first, so that no operation begins any more; every wait is broken
+off with Unwind; steps in flight may finish and are recorded; then the code has unwound and the object is let go. What the
+store says about the run afterwards is one commit.
+
+Cancelling is visible: RunCancelled is raised at every operation the run is blocked in, recorded first, so that replay raises
+it at the same place. Operations after that are clean-up, within cancel_grace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from relight.errors import RunCancelled, Unwind
+from relight.flow.scope import Scope, start_task
+from relight.lifecycle.blocked import is_blocked
+from relight.model import journal as j
+from relight.model.run import Hold, Message, MessageKind, Status
+from relight.telemetry import Token, log
+
+if TYPE_CHECKING:
+    from relight.lifecycle.run import LiveRun
+
+PARK_GRACE_SECONDS = 5.0  # what a flow's own `finally` may take when it is unwound
+LONGEST_PARK_CHECK_SECONDS = 60.0
+
+
+# ---- leaving memory
+
+
+def consider_parking(run: LiveRun) -> None:
+    """A wait has begun: look, after a moment, whether the whole run waits."""
+    if run.park_armed or run.stopping is not None:
+        return
+    run.park_armed = True
+    if run.threads and not run.tasks:  # a sync flow: it would hold its thread
+        run.services.loop.call_soon(_check_parking, run)
+    else:
+        pause = min(run.services.config.park_after_seconds * 2**run.park_checks, LONGEST_PARK_CHECK_SECONDS)
+        run.services.clock.call_later(pause, lambda: _check_parking(run))
+
+
+def _check_parking(run: LiveRun) -> None:
+    run.park_armed = False
+    if run.over or run.stopping is not None or not run.waits or run.cancel_reason is not None:
+        return
+    due = run.wake_at()
+    if due is not None and due - run.services.clock.now() <= run.services.config.park_after_seconds:
+        run.park_checks = 1
+        consider_parking_later(run)
+    elif is_blocked(run):
+        start_task(run.services.loop, park(run), None, "relight-park")
+    else:
+        run.park_checks = min(run.park_checks + 1, 10)
+        consider_parking_later(run)
+
+
+def consider_parking_later(run: LiveRun) -> None:
+    run.park_armed = True
+    pause = min(run.services.config.park_after_seconds * 2**run.park_checks, LONGEST_PARK_CHECK_SECONDS)
+    run.services.clock.call_later(max(pause, 0.01), lambda: _check_parking(run))
+
+
+async def park(run: LiveRun) -> None:
+    """The run waits, and leaves memory until it is due or told something."""
+    wake_at = run.wake_at()
+    await depart(run, "parked", PARK_GRACE_SECONDS, lambda: run.change(Status.WAITING, owner=None, wake_at=wake_at))
+    if wake_at is not None and not run.writer.fenced:
+        run.host.wake_at(wake_at)
+
+
+async def depart(run: LiveRun, reason: str, grace_seconds: float, write: Any = None) -> None:
+    """Unwind the run's code, let `write` put its new status into a commit, and drop the object."""
+    if run.departing or run.over:
+        return
+    run.departing = True
+    run.stopping = run.stopping or reason
+    for wait in list(run.waits.values()):
+        wait.break_off(Unwind(reason))
+    await _unwound(run, grace_seconds)
+    if run.over:
+        return  # it reached its end in the meantime
+    if run.held is not None:
+        kind, why = run.held
+        log(logging.WARNING, Token.RUN_HELD, f"run {run.id}: {why}")
+        run.change(Status.PAUSED, hold=kind, reason=why, owner=None)
+    elif write is not None:
+        write()
+    run.over = True
+    await run.writer.committed()
+    run.host.left(run)
+
+
+async def depart_by_itself(run: LiveRun) -> None:
+    """The main task has ended by Unwind without anybody waiting for it: held, fenced, or its entries could not be written.
+
+    Called from the main task itself, so that only the others are waited for.
+    """
+    start_task(run.services.loop, depart(run, run.stopping or "stopped", PARK_GRACE_SECONDS), None, "relight-depart")
+
+
+async def _unwound(run: LiveRun, grace_seconds: float) -> None:
+    """Wait until no code of the run is left; after the grace, cancel what is left, and in the end abandon it."""
+    for patience in (grace_seconds, 1.0):
+        tasks = [task for task in (run.main, *run.tasks) if task is not None and not task.done()]
+        if not tasks:
+            return
+        _, late = await asyncio.wait(tasks, timeout=patience)
+        for task in late:
+            task.cancel()
+    left = [task for task in (run.main, *run.tasks) if task is not None and not task.done()]
+    if left:
+        await asyncio.wait(left, timeout=1.0)
+        if any(not task.done() for task in left):
+            log(logging.ERROR, Token.UNWIND_STUCK, f"run {run.id}: its code did not end when told to ({run.stopping}); abandoned")
+
+
+def fenced(run: LiveRun) -> None:
+    """Another owner has the run: whatever this process still does for it is in vain."""
+    if run.over and run.outcome is None:
+        return
+    log(logging.WARNING, Token.RUN_FENCED, f"run {run.id}: another owner has claimed it; this process lets go of it")
+    run.stopping = run.stopping or "fenced"
+    run.outcome = None
+    run.over = False
+    for task in list(run.inflight.values()):
+        task.cancel()
+    if not run.departing:
+        start_task(run.services.loop, depart(run, "fenced", PARK_GRACE_SECONDS), None, "relight-depart")
+
+
+# ---- requests from outside
+
+
+def attend(run: LiveRun, message: Message) -> None:
+    """A request in the run's inbox."""
+    if message.kind is MessageKind.CANCEL:
+        start_task(run.services.loop, cancel(run, message), None, "relight-cancel")
+    elif message.kind is MessageKind.PAUSE:
+        start_task(run.services.loop, _pause(run, message), None, "relight-pause")
+    else:  # resume: it is in memory, so it has been
+        run.writer.draft.consumed.append(message.id)
+
+
+async def _pause(run: LiveRun, message: Message) -> None:
+    def write() -> None:
+        run.change(Status.PAUSED, hold=Hold.USER, reason="paused by request; resume() frees it", owner=None)
+        run.writer.draft.consumed.append(message.id)
+
+    await depart(run, "paused", run.services.config.shutdown_grace_seconds, write)
+
+
+async def cancel(run: LiveRun, message: Message) -> None:
+    """Record that the run is cancelled, with every wait that this interrupts; then let the flow hear it."""
+    if run.stopping is not None or run.over:
+        return  # it leaves memory: the message stays in its inbox
+    if run.cancel_reason is not None:
+        run.writer.draft.consumed.append(message.id)
+        return
+    reason = str(msgspec.json.decode(message.payload) or "cancelled")
+    run.cancel_reason = reason
+    commit = run.writer.add(j.CancelRequested("", reason, run.services.clock.now()))
+    commit.consumed.append(message.id)
+    commit.cancel_spawned = reason
+    waits = [wait for wait in run.waits.values() if not wait.future.done()]
+    for wait in waits:
+        run.writer.add(j.OperationCancelled(wait.key))
+        mark_cancel_seen(wait.scope)
+    run.set_running()
+    await run.writer.committed()
+    if run.writer.fenced or run.stopping is not None:
+        return
+    for wait in waits:
+        wait.break_off(RunCancelled(reason))
+    for task in list(run.inflight.values()):
+        task.cancel()
+    begin_grace(run)
+
+
+def begin_grace(run: LiveRun) -> None:
+    """Clean-up may take so long and no longer."""
+    run.services.clock.call_later(run.services.config.cancel_grace_seconds, lambda: _force(run))
+
+
+def _force(run: LiveRun) -> None:
+    if run.over or run.stopping is not None:
+        return
+    log(logging.WARNING, Token.CANCEL_FORCED, f"run {run.id}: its clean-up took longer than cancel_grace; cancelled all the same")
+
+    def write() -> None:
+        assert run.cancel_reason is not None
+        run.writer.add(j.RunCancelled("", run.cancel_reason, run.services.clock.now()))
+        run.change(Status.CANCELLED, reason=run.cancel_reason)
+
+    start_task(run.services.loop, depart(run, "cancelled", 0.0, write), None, "relight-cancel")
+
+
+async def interrupt(run: LiveRun, scope: Scope, key: str) -> None:
+    """Raise the run's cancellation at an operation that was about to begin or was under way."""
+    run.record(j.OperationCancelled(key))
+    mark_cancel_seen(scope)
+    await run.settle()
+    raise RunCancelled(run.cancel_reason or "cancelled")
+
+
+def mark_cancel_seen(scope: Scope | None) -> None:
+    """This branch, and those it will propagate to, have heard of the cancellation."""
+    while scope is not None:
+        scope.cancel_seen = True
+        scope = scope.parent

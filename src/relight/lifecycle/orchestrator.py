@@ -1,0 +1,335 @@
+"""The orchestrator: which runs are in memory, what wakes the others, and who is told when one ends.
+
+Runs come in through `start`, through recovery, and through four wake-ups: a timer at the earliest due time in the store, a
+message, the store's hint that another process has written, and room becoming free. All of them end in `take_up`. Every hint
+may be lost: the poll at CHECK_SECONDS asks the store again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+
+from relight.clock import Timer
+from relight.errors import StoreError, StoreUnavailableError
+from relight.flow.definitions import Flow
+from relight.flow.scope import start_task
+from relight.lifecycle import execute, hold
+from relight.lifecycle.recover import take_up
+from relight.lifecycle.run import LiveRun, Services
+from relight.model.replay import TreeState
+from relight.model.run import Hold, Message, MessageKind, Run, Status
+from relight.telemetry import Token, log
+
+CHECK_SECONDS = 5.0  # between looks at the store when nothing wakes us
+PASS_LIMIT = 100  # runs per pass; a full pass is followed at once by the next
+MESSAGE_LIMIT = 1000
+
+
+class Orchestrator:
+    """Implements `lifecycle.run.Host`."""
+
+    def __init__(self, services: Services) -> None:
+        self.services = services
+        self.live: dict[str, LiveRun] = {}
+        self.taking: set[str] = set()  # being claimed and restored right now
+        self.stopping = False
+        self._reserved = 0  # rooms promised to runs that are being created
+        self._watchers: dict[str, list[Callable[[Run | None], None]]] = {}
+        self._last_message = 0
+        self._timer: Timer | None = None
+        self._timer_at: float | None = None
+        self._wanted = asyncio.Event()
+        self._look_again = False  # the store may hold due runs that were not taken up
+        self._listen_again = False
+        self._doubtful: set[str] = set()  # creations whose commit failed: perhaps they were written after all
+        self._room_waiters: list[asyncio.Future[None]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    # ---- life
+
+    def start(self) -> None:
+        self.services.store.watch(self._changed)
+        self._look_again = self._listen_again = True
+        self._wanted.set()
+        self._task = start_task(self.services.loop, self._attend(), None, "relight-orchestrator")
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Take nothing up any more; let steps in flight finish, within the grace; take every run out of memory."""
+        self.stopping = True
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        if self._timer is not None:
+            self._timer.cancel()
+        runs = list(self.live.values())
+        if runs:
+            await asyncio.gather(*(hold.depart(run, "shutdown", grace_seconds) for run in runs))
+        for watchers in list(self._watchers.values()):
+            for watcher in watchers:
+                watcher(None)
+
+    # ---- room
+
+    @property
+    def room(self) -> int:
+        return self.services.config.max_concurrent_runs - len(self.live) - len(self.taking) - self._reserved
+
+    def reserve(self) -> bool:
+        """Promise a room to a run that is about to be created."""
+        if self.stopping:
+            raise StoreUnavailableError("this Relight is stopping: nothing can be started any more")
+        if self.room <= 0:
+            return False
+        self._reserved += 1
+        return True
+
+    def release(self, doubtful: str | None, reserved: bool = True) -> None:
+        if reserved and self._reserved:
+            self._reserved -= 1
+        if doubtful is not None:
+            self._doubtful.add(doubtful)
+            self._wake()
+
+    def drive_new(self, row: Run, state: TreeState, flow: Flow[..., object]) -> None:
+        self._reserved -= 1
+        run = LiveRun(self.services, self, row, row.epoch, state)
+        self.drive(run, flow, [])
+
+    def drive(self, run: LiveRun, flow: Flow[..., object], messages: Sequence[Message]) -> None:
+        """Put a run into motion."""
+        self.live[run.id] = run
+        run.main = start_task(self.services.loop, execute.drive(run, flow), None, "relight-run")
+        if run.status in (Status.PAUSED, Status.PENDING):
+            run.set_running()
+        for message in _in_effect(run, messages):
+            run.deliver(message)
+        if run.cancel_reason is not None:
+            hold.begin_grace(run)
+
+    # ---- Host: what runs tell
+
+    def ended(self, run: LiveRun) -> None:
+        self.live.pop(run.id, None)
+        self.tell(run.id, run.outcome)
+        if run.row.parent_id is not None:
+            self._listen()  # the parent's message is in the store now
+        self._room_is_free()
+
+    def left(self, run: LiveRun) -> None:
+        if self.live.get(run.id) is run:
+            del self.live[run.id]
+        self.tell(run.id, None)
+        if run.writer.fenced or self.stopping:
+            return
+        self._recheck(run)
+        self._room_is_free()
+
+    def offer(self, run_id: str) -> None:
+        self._look()
+
+    def wake_at(self, when: float) -> None:
+        if self.stopping or (self._timer_at is not None and self._timer_at <= when):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = when
+        delay = max(0.0, when - self.services.clock.now())
+        self._timer = self.services.clock.call_later(min(delay, 3600.0), self._timer_fired)
+
+    # ---- watching runs
+
+    def watch(self, run_id: str, watcher: Callable[[Run | None], None]) -> Callable[[], None]:
+        """Tell `watcher` when the run ends (its final row), or when something about it changed that it should look at
+        (None). Returns what takes it back."""
+        self._watchers.setdefault(run_id, []).append(watcher)
+
+        def unwatch() -> None:
+            watchers = self._watchers.get(run_id, [])
+            if watcher in watchers:
+                watchers.remove(watcher)
+            if not watchers:
+                self._watchers.pop(run_id, None)
+
+        return unwatch
+
+    def tell(self, run_id: str, row: Run | None = None) -> None:
+        for watcher in list(self._watchers.get(run_id, ())):
+            watcher(row)
+
+    # ---- the wake-ups
+
+    def _timer_fired(self) -> None:
+        self._timer = self._timer_at = None
+        self._look()
+
+    async def pause(self, seconds: float) -> None:
+        """Wait by the clock: for loops that try again."""
+        over: asyncio.Future[None] = self.services.loop.create_future()
+        timer = self.services.clock.call_later(seconds, lambda: over.done() or over.set_result(None))
+        try:
+            await over
+        finally:
+            timer.cancel()
+
+    async def wait_for_room(self) -> None:
+        """Until a run can be taken up: for recovery, which must not strand what does not fit at once."""
+        while self.room <= 0:
+            freed: asyncio.Future[None] = self.services.loop.create_future()
+            self._room_waiters.append(freed)
+            await freed
+
+    def _room_is_free(self) -> None:
+        for waiter in self._room_waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._room_waiters.clear()
+        if self._look_again:
+            self._wanted.set()
+
+    def _look(self) -> None:
+        self._look_again = True
+        self._wanted.set()
+
+    def _listen(self) -> None:
+        self._listen_again = True
+        self._wanted.set()
+
+    def _wake(self) -> None:
+        self._wanted.set()
+
+    def _changed(self) -> None:
+        """Another process has written."""
+        for run_id in self._watchers:
+            if run_id not in self.live:
+                self.tell(run_id, None)
+        self._look_again = self._listen_again = True
+        self._wanted.set()
+
+    def flow_registered(self, name: str) -> None:
+        """From any thread: runs held for want of this flow can go on."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self.services.loop.call_soon_threadsafe(
+                lambda: start_task(self.services.loop, self._free(name), None, "relight-free")
+            )
+
+    async def told(self, message: Message) -> None:
+        """A message was posted by this process: no need to wait for the store to tell."""
+        run = self.live.get(message.run_id)
+        if run is not None:
+            run.deliver(message)
+        else:
+            self._listen()
+
+    async def _attend(self) -> None:
+        """One pass after the other, whenever something wants one; never two at once."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CHECK_SECONDS):
+                    await self._wanted.wait()
+            if not self._wanted.is_set():
+                self._look_again = True
+            self._wanted.clear()
+            try:
+                await self._resolve_doubts()
+                if self._listen_again:
+                    self._listen_again = False
+                    await self._hear()
+                if self._look_again and self.room > 0:
+                    self._look_again = False
+                    await self._take_due()
+            except StoreError as error:
+                log(logging.WARNING, Token.RECOVERY_FAILED, f"{error}; looking again in {CHECK_SECONDS:.0f}s")
+                self._look_again = self._listen_again = True
+
+    async def _take_due(self) -> None:
+        """Take up what is due, pass after pass, while there is room; then sleep until the next is."""
+        while self.room > 0:
+            limit = min(PASS_LIMIT, self.room)
+            due = await self.services.store.due(self.services.clock.now(), limit)
+            fresh = [row for row in due if row.id not in self.live and row.id not in self.taking]
+            await take_up(self, fresh, crashed=False)
+            if len(due) < limit or not fresh:
+                break
+        else:
+            self._look_again = True  # no room: whoever leaves makes us look again
+            return
+        upcoming = await self.services.store.next_due()
+        if upcoming is not None:
+            self.wake_at(upcoming)
+
+    async def _hear(self) -> None:
+        """Messages that any process has posted since we last looked."""
+        while True:
+            messages = await self.services.store.messages_after(self._last_message, MESSAGE_LIMIT)
+            if not messages:
+                return
+            self._last_message = messages[-1].id
+            await self._route(messages)
+            if len(messages) < MESSAGE_LIMIT:
+                return
+
+    async def _route(self, messages: list[Message]) -> None:
+        parked: dict[str, set[MessageKind]] = {}
+        for message in messages:
+            run = self.live.get(message.run_id)
+            if run is not None:
+                run.deliver(message)
+            elif message.run_id not in self.taking:
+                parked.setdefault(message.run_id, set()).add(message.kind)
+        if not parked:
+            return
+        rows = await self.services.store.get_runs(list(parked))
+        wakened = [row for row in rows if row.owner is None and _wakes(row.status, parked[row.id])]
+        for start in range(0, len(wakened), PASS_LIMIT):
+            await take_up(self, wakened[start : start + PASS_LIMIT], crashed=False)
+
+    def _recheck(self, run: LiveRun) -> None:
+        """A run has left memory: was it told something that it was no longer able to hear?"""
+
+        async def recheck() -> None:
+            with contextlib.suppress(StoreUnavailableError):  # the periodic look will find it
+                waiting = await self.services.store.inbox([run.id])
+                await self._route([message for message in waiting if message.id not in run.heard])
+
+        start_task(self.services.loop, recheck(), None, "relight-recheck")
+
+    async def _free(self, flow: str) -> None:
+        while not self.stopping:
+            held = await self.services.store.held(Hold.DEFINITION, [flow], PASS_LIMIT)
+            if not held:
+                return
+            log(logging.INFO, Token.DEFINITION_FOUND, f"flow {flow!r} is registered: {len(held)} held runs go on")
+            await take_up(self, held, crashed=False)
+            if len(held) < PASS_LIMIT:
+                return
+
+    async def _resolve_doubts(self) -> None:
+        """Creations that were reported as failed: if one was written after all, it is an accepted run and is driven."""
+        for row in await self.services.store.get_runs(list(self._doubtful)) if self._doubtful else []:
+            if row.owner == self.services.owner and row.id not in self.live:
+                await take_up(self, [row], crashed=False)
+        self._doubtful.clear()
+
+
+def _in_effect(run: LiveRun, messages: Sequence[Message]) -> list[Message]:
+    """What an inbox comes to: of pauses and resumes only the last counts, and only if it is a pause."""
+    switches = [message for message in messages if message.kind in (MessageKind.PAUSE, MessageKind.RESUME)]
+    if switches and switches[-1].kind is MessageKind.PAUSE:
+        switches.pop()
+    over = {message.id for message in switches}
+    if over:
+        run.writer.draft.consumed.extend(over)
+    return [message for message in messages if message.id not in over]
+
+
+def _wakes(status: Status, kinds: set[MessageKind]) -> bool:
+    """Whether a run that is not in memory is taken up for messages of these kinds."""
+    if status is Status.WAITING:
+        return True
+    if status is Status.PAUSED:
+        return MessageKind.RESUME in kinds or MessageKind.CANCEL in kinds
+    return False

@@ -1,0 +1,152 @@
+"""Recover: claim, restore, replay, resume. Also how a parked run comes back: only the reason differs.
+
+    claim ─ raise the epoch in the store, for the whole pass at once; whoever loses the race drops the run
+    read ── checkpoint, tail and inbox of all claimed runs, in one read
+    decide ─ model.decisions, from facts
+    resume ─ the flow is called again; what the journal holds is given back to it instead of done
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from relight.errors import CorruptionError
+from relight.flow.payloads import record_error
+from relight.lifecycle import hold
+from relight.lifecycle.run import LiveRun
+from relight.model import journal as j
+from relight.model.decisions import Action, Decision, Facts, decide
+from relight.model.replay import TreeState, restore
+from relight.model.run import Hold, Message, MessageKind, Run, RunChange, Status
+from relight.telemetry import Token, log
+
+if TYPE_CHECKING:
+    from relight.lifecycle.orchestrator import Orchestrator
+
+
+async def take_up(orchestrator: Orchestrator, rows: list[Run], *, crashed: bool) -> int:
+    """Bring these unfinished roots into memory and drive them; how many were claimed."""
+    rows = [row for row in rows if not row.status.terminal and row.id not in orchestrator.live]
+    rows = [row for row in rows if row.id not in orchestrator.taking]
+    if not rows or orchestrator.stopping:
+        return 0
+    ids = [row.id for row in rows]
+    orchestrator.taking.update(ids)
+    try:
+        store = orchestrator.services.store
+        epochs = await store.claim({row.id: row.epoch for row in rows}, orchestrator.services.owner)
+        claimed = [row for row in rows if row.id in epochs]
+        if not claimed:
+            return 0
+        journals = await store.read([row.id for row in claimed])
+        inboxes: dict[str, list[Message]] = {}
+        for message in await store.inbox([row.id for row in claimed]):
+            inboxes.setdefault(message.run_id, []).append(message)
+        recovered: list[tuple[LiveRun, Decision]] = []
+        for row, journal in zip(claimed, journals, strict=True):
+            epoch = epochs[row.id]
+            try:
+                if isinstance(journal, Exception):
+                    raise journal
+                state = restore(journal)
+            except CorruptionError as error:
+                await _hold_unreadable(orchestrator, row, epoch, error, inboxes.get(row.id, []))
+                continue
+            run, decision = _decide(orchestrator, row, epoch, state, crashed)
+            if crashed:
+                run.writer.add(
+                    j.RunRecovered("", orchestrator.services.owner, row.owner, orchestrator.services.clock.now())
+                )
+                run.change(Status.RUNNING, owner=orchestrator.services.owner)
+            recovered.append((run, decision))
+        for run, decision in recovered:
+            if crashed:
+                await run.writer.committed()  # one commit for all: a crash from here on counts against the run
+            if not run.writer.fenced:
+                await _act(orchestrator, run, decision, inboxes.get(run.id, []), crashed)
+        return len(claimed)
+    finally:
+        orchestrator.taking.difference_update(ids)
+
+
+def _decide(
+    orchestrator: Orchestrator, row: Run, epoch: int, state: TreeState, crashed: bool
+) -> tuple[LiveRun, Decision]:
+    services = orchestrator.services
+    flow = services.registry.find(row.flow)
+    decision = decide(
+        Facts(
+            status=row.status,
+            flow=row.flow,
+            flow_registered=flow is not None,
+            resumable=flow is None or flow.resumable,
+            crashed=crashed,
+            crashes_without_progress=state.recoveries,
+            max_attempts=services.config.recovery.max_attempts,
+        )
+    )
+    run = LiveRun(services, orchestrator, row, epoch, state)
+    run.recovered = crashed
+    return run, decision
+
+
+async def _act(
+    orchestrator: Orchestrator, run: LiveRun, decision: Decision, messages: list[Message], crashed: bool
+) -> None:
+    """Do what was decided. Requests that waited in the inbox come first: a paused run stays paused unless resumed."""
+    flow = orchestrator.services.registry.find(run.row.flow)
+    if decision.action is Action.RESUME and flow is not None:
+        if crashed:
+            log(
+                logging.INFO,
+                Token.RUN_RESUMED,
+                f"run {run.id} of flow {run.row.flow!r}: {decision.reason}; {run.restored} operations restored",
+            )
+        orchestrator.drive(run, flow, messages)
+        return
+    orchestrator.live[run.id] = run
+    cancel = next((message for message in messages if message.kind is MessageKind.CANCEL), None)
+    if cancel is not None:  # nothing can be run for it, so there is nothing to clean up either
+        reason = str(msgspec.json.decode(cancel.payload) or "cancelled")
+
+        def write() -> None:
+            run.writer.add(j.RunCancelled("", reason, run.services.clock.now()))
+            run.change(Status.CANCELLED, reason=reason)
+
+    elif decision.action is Action.FAIL:
+        log(logging.WARNING, Token.RUN_NOT_RESUMABLE, f"run {run.id}: {decision.reason}")
+        error = record_error(RuntimeError(decision.reason))
+
+        def write() -> None:
+            run.writer.add(j.RunFailed("", error, run.services.clock.now()))
+            run.change(Status.FAILED, error=msgspec.json.encode(error), reason=decision.reason)
+
+    elif decision.action is Action.HOLD_DEFINITION:
+        log(logging.WARNING, Token.DEFINITION_MISSING, f"run {run.id}: {decision.reason}")
+        run.held = (Hold.DEFINITION, decision.reason)
+        write = _nothing
+    else:
+        log(logging.ERROR, Token.RUN_POISONED, f"run {run.id}: {decision.reason}")
+        run.held = (Hold.POISON, decision.reason)
+        write = _nothing
+    await hold.depart(run, decision.reason, 0.0, write)
+
+
+def _nothing() -> None:
+    pass
+
+
+async def _hold_unreadable(
+    orchestrator: Orchestrator, row: Run, epoch: int, error: CorruptionError, messages: list[Message]
+) -> None:
+    """The journal cannot be read, so nothing can be appended to it either: only the row says what is wrong."""
+    log(logging.ERROR, Token.JOURNAL_CORRUPT, f"run {row.id}: {error}")
+    reason = f"{error}; restore the file from a backup and resume() the run, or cancel() it"
+    status = RunChange(run_id=row.id, status=Status.PAUSED, hold=Hold.CORRUPT, reason=reason)
+    if any(message.kind is MessageKind.CANCEL for message in messages):
+        status = RunChange(run_id=row.id, status=Status.CANCELLED, reason=f"cancelled; its journal was corrupt: {error}")
+    await orchestrator.services.store.hold({row.id: epoch}, status)
+    orchestrator.tell(row.id)

@@ -1,0 +1,134 @@
+"""Replay while the flow runs: gives recorded outcomes back, in the order of the journal, and notices a flow that changed."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+
+from relight.errors import NonDeterminismError
+from relight.flow.scope import Scope
+from relight.model.journal import RunCreated
+from relight.model.replay import Open, Outcome, TreeState
+
+# How often the loop turns without anybody asking for the next outcome before the one after it is given out.
+PATIENCE_TURNS = 50
+
+
+class Replayer:
+    """What the journal holds of one tree, being handed to the flow that asks for it again.
+
+    Branches must see their outcomes in the order in which they happened, or `asyncio.wait(FIRST_COMPLETED)` would pick
+    another winner than it did before. So while several branches live, an outcome is given only when all earlier ones have
+    been; should an earlier one never be asked for (its branch was cancelled before it saw it), the rest goes on without it
+    after some idle turns of the loop.
+    """
+
+    def __init__(self, state: TreeState, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.outcomes: dict[str, Outcome] = {}
+        self.open: dict[str, Open] = {}
+        self.children: dict[str, RunCreated] = {}
+        self.scopes: dict[str, list[str]] = {}
+        self._order: list[int] = []  # sequences still to be given, as a heap
+        self._given: set[int] = set()
+        self._asking: list[tuple[int, asyncio.Future[None]]] = []
+        self._idle_turns = -1  # -1: nobody counts
+        self.add(state, "")
+
+    def add(self, state: TreeState, prefix: str) -> None:
+        """Take in what `state` holds under `prefix` (all of it for ""): at the start, and when a flow is called again."""
+        at: list[tuple[int, str]] = []
+        for key, outcome in state.outcomes.items():
+            if key and key.startswith(prefix):
+                self.outcomes[key] = outcome
+                heapq.heappush(self._order, outcome.sequence)
+                if outcome.kind != "item":
+                    at.append((outcome.sequence, key))
+        for key, begun in state.open.items():
+            if key and key.startswith(prefix):
+                self.open[key] = begun
+                at.append((begun.sequence, key))
+        for key, child in state.children.items():
+            if key.startswith(prefix):
+                self.children[key] = child
+        for path in [path for path in self.scopes if prefix and (path + "/").startswith(prefix)]:
+            del self.scopes[path]
+        for _, key in sorted(at):
+            self.scopes.setdefault(key.rpartition("/")[0], []).append(key)
+
+    @property
+    def finished(self) -> bool:
+        return not self.outcomes and not self.open
+
+    def find(self, scope: Scope, key: str, kind: str) -> Outcome | None:
+        """The recorded outcome of what the flow asks for next in `scope`, or None when it has none yet."""
+        recorded = scope.recorded
+        assert recorded is not None
+        if scope.position >= len(recorded):
+            scope.recorded = None
+            return None
+        expected = recorded[scope.position]
+        outcome = self.outcomes.get(key)
+        if expected != key:
+            raise NonDeterminismError(
+                f"the flow asks for {key!r} where its journal holds {expected!r}; flow code must ask for the same operations "
+                "in the same order: restore the old code, or fork the run from before this point"
+            )
+        if outcome is not None and outcome.kind not in (kind, "any"):
+            raise NonDeterminismError(f"the flow asks for {key!r} as a {kind} where its journal holds a {outcome.kind}")
+        scope.position += 1
+        return self.outcomes.pop(key, None)
+
+    def left_over(self, scope: Scope) -> str | None:
+        """An operation the journal holds for `scope` that the flow ended without asking for."""
+        if scope.recorded is None or scope.position >= len(scope.recorded):
+            return None
+        return scope.recorded[scope.position]
+
+    def give(self, outcome: Outcome) -> None:
+        """This outcome reaches the flow now: whoever waits for its turn behind it may be next."""
+        self._given.add(outcome.sequence)
+        while self._order and self._order[0] in self._given:
+            self._given.discard(heapq.heappop(self._order))
+        if self._asking:
+            self._next()
+
+    async def turn(self, outcome: Outcome) -> None:
+        """Wait until every earlier outcome has been given."""
+        if not self._order or self._order[0] >= outcome.sequence:
+            return
+        future = self._loop.create_future()
+        heapq.heappush(self._asking, (outcome.sequence, future))
+        self._next()
+        await future
+
+    def _next(self) -> None:
+        while self._asking and self._asking[0][1].done():
+            heapq.heappop(self._asking)  # cancelled while it waited
+        if not self._asking:
+            self._idle_turns = -1
+            return
+        sequence, future = self._asking[0]
+        if not self._order or self._order[0] >= sequence:
+            heapq.heappop(self._asking)
+            future.set_result(None)
+            self._idle_turns = -1
+        elif self._idle_turns < 0:
+            self._idle_turns = 0
+            self._loop.call_soon(self._tick)
+        else:
+            self._idle_turns = 0
+
+    def _tick(self) -> None:
+        if self._idle_turns < 0:
+            return
+        self._idle_turns += 1
+        if self._idle_turns > PATIENCE_TURNS:
+            self._idle_turns = -1
+            while self._asking and self._order and self._order[0] < self._asking[0][0]:
+                self._given.discard(heapq.heappop(self._order))  # nobody asks for it: it no longer holds anybody up
+            self._next()
+        else:
+            self._loop.call_soon(self._tick)
+
+

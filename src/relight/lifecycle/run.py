@@ -1,0 +1,308 @@
+"""LiveRun: one root run's tree while it is in memory, from being taken up to its end (or to leaving memory again).
+
+It holds the state that operations share; the operations themselves are in their own files:
+
+    steps.py     steps, their attempts, retries and timeouts
+    waits.py     sleep, signals, back-off: everything that waits for a time or a message
+    fanout.py    foreach and parallel
+    children.py  child runs, spawned runs
+    hold.py      taking a run out of memory: parking, pausing, shutdown; cancelling it
+    execute.py   the flow function from first call to final commit
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from relight.clock import Clock, Entropy
+from relight.config import Config
+from relight.errors import NonDeterminismError, OutsideRunError, RelightError, RunCancelled, StoreError, Unwind
+from relight.flow.definitions import Flow, Step
+from relight.flow.operations import VALUES
+from relight.flow.payloads import ValueCodec
+from relight.flow.registry import Registry
+from relight.flow.scope import Scope
+from relight.lifecycle import checkpoint, children, fanout, hold, steps, waits
+from relight.lifecycle.record import Recorder, Writer
+from relight.lifecycle.replayer import Replayer
+from relight.lifecycle.threads import FlowThread, Threads
+from relight.model.blob import blob_digest
+from relight.model.journal import NULL, Event, ValueRecorded
+from relight.model.replay import Ending, Open, Outcome, TreeState
+from relight.model.run import Hold, Message, MessageKind, Run, RunChange, Status
+from relight.ports.store import Commit, Store
+
+if TYPE_CHECKING:
+    from relight.lifecycle.waits import Wait
+
+
+class Services(msgspec.Struct, frozen=True):
+    """What the runs of one engine share."""
+
+    store: Store
+    recorder: Recorder
+    clock: Clock
+    entropy: Entropy
+    threads: Threads
+    registry: Registry
+    config: Config
+    owner: str
+    loop: asyncio.AbstractEventLoop
+
+
+class Host(Protocol):
+    """The orchestrator, as a run sees it."""
+
+    def ended(self, run: LiveRun) -> None:
+        """The run is terminal and durable."""
+        ...
+
+    def left(self, run: LiveRun) -> None:
+        """The run has left memory unfinished: parked, held, fenced or shut down."""
+        ...
+
+    def offer(self, run_id: str) -> None:
+        """A root run was accepted that somebody should take up."""
+        ...
+
+    def wake_at(self, when: float) -> None:
+        """A parked run is due at this time."""
+        ...
+
+
+class LiveRun:
+    """Implements `flow.scope.Operations` for one tree."""
+
+    def __init__(self, services: Services, host: Host, row: Run, epoch: int, state: TreeState) -> None:
+        self.services = services
+        self.host = host
+        self.id = row.id
+        self.row = row
+        self.status = row.status  # as the store has it
+        self.created = state.created
+        self.cancel_reason = state.cancel_reason
+        self.writer = Writer(services.recorder, row.id, epoch, state.sequence, self._on_fenced, self._on_checkpoint)
+        self.writer.checkpoint_at = state.sequence + services.config.checkpoint.every
+        self.replayer: Replayer | None = None
+        if state.outcomes or state.open:
+            self.replayer = Replayer(state, services.loop)
+        self.attempt = state.open[""].attempt if "" in state.open else 1
+        self.retry_until = state.open[""].until if "" in state.open else None
+        self.stopping: str | None = None  # why operations no longer begin, while the run leaves memory
+        self.over = False  # nothing of this object may act any more
+        self.held: tuple[Hold, str] | None = None  # it cannot go on, and why
+        self.departing = False  # somebody is taking it out of memory
+        self.restored = len(state.outcomes)
+        self.recovered = False  # its last owner died: what was in flight then is repeated
+        self.unsettled = False  # recorded values whose commit nobody has waited for yet
+        self.inflight: dict[str, asyncio.Task[Any]] = {}  # async step bodies, by key
+        self.waits: dict[str, Wait] = {}
+        self.mailbox: list[Message] = []  # signals and endings nobody has waited for yet
+        self.heard: set[int] = set()  # ids of all messages delivered to this object
+        self.tasks: set[asyncio.Task[Any]] = set()  # every task running this run's code
+        self.threads: set[FlowThread] = set()
+        self.main: asyncio.Task[None] | None = None
+        self.deadlines: dict[str, float] = {}  # of flows with a timeout, by key
+        self.park_checks = 0  # how often in a row it was found waiting but not parkable
+        self.park_armed = False
+        self.outcome: Run | None = None  # the final row, once it is committed
+
+    # ---- what operations ask of the run
+
+    def stop_reason(self) -> BaseException | None:
+        if self.stopping is not None:
+            return Unwind(self.stopping)
+        if self.over:
+            return OutsideRunError(
+                f"run {self.id!r} is over: this task or thread has outlived it, and nothing it does can be recorded; "
+                "await every task a flow creates before the flow returns"
+            )
+        return None
+
+    def recorded_in(self, path: str) -> list[str] | None:
+        return None if self.replayer is None else self.replayer.scopes.get(path)
+
+    @property
+    def sole(self) -> bool:
+        """Whether only one branch of code is alive: then whatever it waits for blocks the whole run."""
+        return not self.tasks and len(self.threads) <= 1
+
+    async def replayed(self, scope: Scope, key: str, kind: str) -> Outcome | None:
+        """The recorded outcome of an operation that begins now, in its turn; None when it has to be done.
+
+        A recorded cancellation is raised here. Only call it while `scope.recorded` is not None.
+        """
+        replayer = self.replayer
+        if replayer is None:
+            scope.recorded = None
+            return None
+        try:
+            outcome = replayer.find(scope, key, kind)
+        except NonDeterminismError as error:
+            raise self.stuck(Hold.NONDETERMINISM, error) from error
+        if outcome is None:
+            return None
+        if not self.sole:
+            await replayer.turn(outcome)
+        replayer.give(outcome)
+        if outcome.ending is Ending.CANCELLED:
+            hold.mark_cancel_seen(scope)
+            raise RunCancelled(self.cancel_reason or "cancelled")
+        return outcome
+
+    def begun(self, key: str) -> Open | None:
+        """What the journal knows of an operation that had begun and not ended."""
+        return None if self.replayer is None else self.replayer.open.pop(key, None)
+
+    async def settle(self) -> None:
+        """Wait until everything added so far is durable. Raises Unwind when it never will be."""
+        await self.writer.committed()
+        if self.writer.fenced or self.writer.failed is not None:
+            raise Unwind("the run's entries could not be written by this process")
+
+    def run_id(self, key: str) -> str:
+        """The id of the (child) run with this key."""
+        return f"{self.id}/{key}" if key else self.id
+
+    def wake_at(self, until: float | None = None) -> float | None:
+        """When this run is due by itself while it waits: its earliest wait, or a flow's timeout before that."""
+        times = [wait.until for wait in self.waits.values() if wait.until is not None]
+        times.extend(self.deadlines.values())
+        if until is not None:
+            times.append(until)
+        return min(times, default=None)
+
+    def record(self, event: Event) -> Commit:
+        """Add an outcome to the journal, unless the run is over: a terminal run's journal is closed."""
+        if self.over:
+            raise OutsideRunError(f"run {self.id!r} has ended; {event.key!r} finished too late to be recorded")
+        return self.writer.add(event)
+
+    def change(self, status: Status, **fields: Any) -> None:
+        """Put a new status of the root into the next commit."""
+        self.status = status
+        self.writer.draft.changes.append(RunChange(run_id=self.id, status=status, **fields))
+
+    def set_running(self) -> None:
+        """Operations go on: say so with the commit they are in, if the store still says otherwise."""
+        if self.status is not Status.RUNNING:
+            self.change(Status.RUNNING, owner=self.services.owner)
+
+    def payload(self, data: bytes) -> tuple[msgspec.Raw, str]:
+        """How a payload is written into an event: inline, or as a blob stored in the same commit."""
+        if len(data) <= self.services.config.payload.blob_threshold:
+            return msgspec.Raw(data), ""
+        digest = blob_digest(data)
+        self.writer.draft.blobs[digest] = data
+        return NULL, digest
+
+    async def load(self, output: msgspec.Raw, blob: str) -> bytes:
+        """The bytes of a recorded payload."""
+        if not blob:
+            return bytes(output)
+        data = await self.services.store.get_blob(blob)
+        if data is None:
+            raise StoreError(f"run {self.id!r}: blob {blob} is missing from the store")
+        return data
+
+    # ---- Operations: each in its own file
+
+    def step(
+        self, scope: Scope | None, step: Step[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Coroutine[Any, Any, Any]:
+        return steps.perform(self, scope, step, args, kwargs)
+
+    def child(
+        self, scope: Scope | None, flow: Flow[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Coroutine[Any, Any, Any]:
+        return children.call(self, scope, flow, args, kwargs)
+
+    def sleep(self, scope: Scope | None, seconds: float) -> Coroutine[Any, Any, None]:
+        return waits.sleep(self, scope, seconds)
+
+    def wait_for(
+        self, scope: Scope | None, name: str, payload_type: Any, timeout_seconds: float | None, default: Any
+    ) -> Coroutine[Any, Any, Any]:
+        return waits.wait_for_signal(self, scope, name, payload_type, timeout_seconds, default)
+
+    def foreach(
+        self, scope: Scope | None, items: list[Any], each: Callable[..., Any], concurrency: int
+    ) -> Coroutine[Any, Any, list[Any]]:
+        return fanout.foreach(self, scope, items, each, concurrency)
+
+    def parallel(self, scope: Scope | None, branches: list[Callable[[], Any]]) -> Coroutine[Any, Any, list[Any]]:
+        return fanout.parallel(self, scope, branches)
+
+    def spawn(
+        self, scope: Scope | None, flow: Flow[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], run_id: str | None
+    ) -> Coroutine[Any, Any, str]:
+        return children.spawn(self, scope, flow, args, kwargs, run_id)
+
+    def join(self, scope: Scope | None, run_id: str, flow: Flow[..., Any]) -> Coroutine[Any, Any, Any]:
+        return children.join(self, scope, run_id, flow)
+
+    def value(self, scope: Scope, name: str) -> Any:
+        """now(), random(), uuid(): no wait for the commit here; the next step waits before it takes effect with it."""
+        if scope.thread is not None:
+
+            async def on_loop() -> Any:
+                return self._value(scope, name)
+
+            return scope.perform(on_loop())
+        return self._value(scope, name)
+
+    def _value(self, scope: Scope, name: str) -> Any:
+        key = scope.begin(f"${name}")
+        make, annotation = VALUES[name]
+        codec = ValueCodec(annotation, f"{name}()")
+        if scope.recorded is not None and self.replayer is not None:
+            outcome = self.replayer.find(scope, key, "value")
+            if outcome is not None:
+                self.replayer.give(outcome)
+                return codec.open(bytes(outcome.output))
+        data, value = codec.seal(make(self.services.clock, self.services.entropy))
+        self.writer.add(ValueRecorded(key, msgspec.Raw(data)))
+        self.unsettled = True
+        return value
+
+    # ---- tasks, messages, fencing
+
+    def adopt(self, scope: Scope, task: asyncio.Task[Any]) -> None:
+        self.tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[Any]) -> None:
+        self.tasks.discard(task)
+        if (self.stopping is not None or self.over) and not task.cancelled():
+            task.exception()  # retrieved: an Unwind nobody awaited is no news
+
+    def deliver(self, message: Message) -> None:
+        """A message reached the run's inbox."""
+        if self.stopping is not None or self.over:
+            return  # not heard: it stays in the inbox, and is looked for there once the run has left
+        if message.id in self.heard:
+            return  # loading the inbox and hearing of it may overlap
+        self.heard.add(message.id)
+        if message.kind is MessageKind.SIGNAL or message.kind is MessageKind.ENDED:
+            self.mailbox.append(message)
+            waits.hand_over(self)
+        else:
+            hold.attend(self, message)
+
+    def stuck(self, kind: Hold, error: RelightError) -> Unwind:
+        """The run cannot go on: it will be held with this reason. Raise what this returns."""
+        if self.held is None:
+            self.held = (kind, str(error))
+        self.stopping = self.stopping or f"held: {error}"
+        return Unwind(self.stopping)
+
+    def _on_checkpoint(self) -> None:
+        checkpoint.begin(self)
+
+    def _on_fenced(self) -> None:
+        hold.fenced(self)
+

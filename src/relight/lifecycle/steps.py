@@ -1,0 +1,228 @@
+"""Steps: look in the journal first, run only what is not there, record the end.
+
+The short way (`perform`, for async steps without retry, timeout or on_crash="fail") is the hot path: one lookup, one encode,
+one group commit. Everything that has more to remember goes through `_attempts`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from relight.errors import StepInterruptedError, StepTimeoutError, Unwind, VersionMismatchError
+from relight.flow.definitions import Step
+from relight.flow.payloads import rebuild_error, record_error
+from relight.flow.scope import CURRENT, Scope, StepInfo, here
+from relight.lifecycle import hold, waits
+from relight.model.journal import StepCompleted, StepFailed, StepRetrying, StepStarted
+from relight.model.replay import Open, Outcome
+from relight.model.run import Hold, Status
+from relight.telemetry import Token, log
+
+if TYPE_CHECKING:
+    from relight.lifecycle.run import LiveRun
+
+
+async def perform(
+    run: LiveRun, scope: Scope | None, step: Step[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], wait: bool = True
+) -> Any:
+    """One step call of a flow. With wait=False its commit is left to whoever records next (a foreach item)."""
+    scope = here(scope)
+    key = scope.begin(step.name)
+    digest = step.arguments.digest(args, kwargs)
+    begun: Open | None = None
+    if scope.recorded is not None:
+        outcome = await run.replayed(scope, key, "step")
+        if outcome is not None and _still_valid(run, step, key, digest, outcome):
+            if outcome.error is not None:
+                raise rebuild_error(outcome.error)
+            return step.result.open(await run.load(outcome.output, outcome.blob))
+        begun = run.begun(key)
+        _say_repeated(run, key, begun, outcome)
+    if run.cancel_reason is not None and not scope.cancel_seen:
+        await hold.interrupt(run, scope, key)
+    if run.unsettled:  # values the body may act on must be durable first, or a crash would give it others
+        run.unsettled = False
+        await run.settle()
+    if not step.plain:
+        value = await _attempts(run, scope, step, key, digest, args, kwargs, begun)
+    else:
+        info = StepInfo(run.run_id(scope.run_key), key, 1, f"{run.id}/{key}")
+        token = CURRENT.set(info)
+        task = asyncio.current_task()
+        assert task is not None
+        run.inflight[key] = task
+        try:
+            result = await step.fn(*args, **kwargs)
+            data, value = step.result.seal(result, run.services.config.payload.max_bytes)
+        except Exception as error:
+            await _failed(run, step, key, digest, 1, error)
+            raise
+        except asyncio.CancelledError:
+            await cancelled(run, scope, key)
+            raise
+        finally:
+            del run.inflight[key]
+            CURRENT.reset(token)
+        output, blob = run.payload(data)
+        run.record(StepCompleted(key, output, blob, step.fingerprint, digest, 1))
+    if run.status is not Status.RUNNING:
+        run.set_running()
+    if wait:
+        await run.settle()
+    return value
+
+
+async def _attempts(
+    run: LiveRun,
+    scope: Scope,
+    step: Step[..., Any],
+    key: str,
+    digest: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    begun: Open | None,
+) -> Any:
+    """Try until it completes, its retries are used up, or nobody may try any more. `begun` is what a crash left behind."""
+    attempt = begun.attempt if begun else 1
+    if begun is not None and begun.fatal:
+        error = StepInterruptedError(
+            f"step {key!r} of run {run.id!r} was running when its process died, and on_crash='fail' forbids repeating it; "
+            "whether it took effect is unknown"
+        )
+        log(logging.WARNING, Token.STEP_INTERRUPTED, f"run {run.id}: {error}")
+        await _failed(run, step, key, digest, attempt, error)
+        raise error
+    deadline = begun.deadline if begun else None
+    if begun is not None and begun.until is not None:
+        await waits.pause(run, scope, key, begun.until)
+    while True:
+        if deadline is None:
+            deadline = await _announce(run, step, key, attempt)
+        info = StepInfo(run.run_id(scope.run_key), key, attempt, f"{run.id}/{key}")
+        try:
+            result = await _body(run, scope, step, info, deadline, args, kwargs)
+            data, value = step.result.seal(result, run.services.config.payload.max_bytes)
+        except Exception as error:
+            if step.retry is None or not step.retry.again(attempt, error):
+                await _failed(run, step, key, digest, attempt, error)
+                raise
+            delay = step.retry.delay_after(attempt, run.services.entropy.random())
+            until = run.services.clock.now() + delay
+            log(logging.INFO, Token.STEP_RETRYING, f"run {run.id}: step {key!r} failed, attempt {attempt}: {error!r}")
+            run.record(StepRetrying(key, attempt, record_error(error), until))
+            run.set_running()
+            await run.settle()
+        except asyncio.CancelledError:
+            await cancelled(run, scope, key)
+            raise
+        else:
+            output, blob = run.payload(data)
+            run.record(StepCompleted(key, output, blob, step.fingerprint, digest, attempt))
+            return value
+        await waits.pause(run, scope, key, until)
+        attempt += 1
+        deadline = None
+
+
+async def _announce(run: LiveRun, step: Step[..., Any], key: str, attempt: int) -> float | None:
+    """Journal that an attempt starts, where a crash must not forget it; the attempt's deadline."""
+    fatal = step.on_crash == "fail"
+    if step.timeout_seconds is None and not fatal:
+        return None
+    at = run.services.clock.now()
+    deadline = None if step.timeout_seconds is None else at + step.timeout_seconds
+    run.record(StepStarted(key, attempt, at, deadline, fatal))
+    if fatal:  # durable before it starts, or a crash would not know that it may not be repeated
+        await run.settle()
+    return deadline
+
+
+async def _body(
+    run: LiveRun,
+    scope: Scope,
+    step: Step[..., Any],
+    info: StepInfo,
+    deadline: float | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """One attempt of the function itself."""
+    if deadline is None:
+        return await _call(run, scope, step, info, args, kwargs)
+    remaining = deadline - run.services.clock.now()
+    if remaining <= 0:
+        raise StepTimeoutError(f"step {info.step!r} passed its deadline while no process was running it")
+    try:
+        async with asyncio.timeout(remaining) as timer:
+            return await _call(run, scope, step, info, args, kwargs)
+    except TimeoutError as error:
+        if not timer.expired():
+            raise
+        raise StepTimeoutError(f"step {info.step!r} did not finish within its timeout of {step.timeout_seconds}s") from error
+
+
+async def _call(
+    run: LiveRun, scope: Scope, step: Step[..., Any], info: StepInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    if not step.is_async:
+        if scope.thread is not None and step.timeout_seconds is None:
+            return await scope.thread.call(lambda: step.fn(*args, **kwargs), info)
+        # With a timeout it needs a thread that can be left behind.
+        return await run.services.threads.call(lambda: step.fn(*args, **kwargs), info)
+    token = CURRENT.set(info)
+    task = asyncio.current_task()
+    assert task is not None
+    run.inflight[info.step] = task
+    try:
+        return await step.fn(*args, **kwargs)
+    finally:
+        del run.inflight[info.step]
+        CURRENT.reset(token)
+
+
+async def _failed(run: LiveRun, step: Step[..., Any], key: str, digest: str, attempt: int, error: Exception) -> None:
+    """A step's error is an outcome like any other: durable before the flow may react to it."""
+    run.record(StepFailed(key, record_error(error), step.fingerprint, digest, attempt))
+    run.set_running()
+    await run.settle()
+
+
+async def cancelled(run: LiveRun, scope: Scope, key: str) -> None:
+    """An operation was cancelled from below: because the run unwinds, because it is being cancelled, or by the flow itself
+    (its own timeout or task.cancel()), which is the flow's business and not recorded."""
+    if run.stopping is not None:
+        raise Unwind(run.stopping)
+    if run.cancel_reason is not None and not scope.cancel_seen:
+        task = asyncio.current_task()
+        if task is not None:
+            task.uncancel()  # answered: from here on it travels as RunCancelled
+        await hold.interrupt(run, scope, key)
+
+
+def _still_valid(run: LiveRun, step: Step[..., Any], key: str, digest: str, outcome: Outcome) -> bool:
+    """Whether a recorded outcome may be given to today's code. Raises Unwind when the run must be held instead."""
+    if outcome.fingerprint == step.fingerprint and outcome.digest == digest:
+        return True
+    if outcome.fingerprint != step.fingerprint:
+        token, what = Token.FINGERPRINT_MISMATCH, f"code or options changed ({outcome.fingerprint} → {step.fingerprint})"
+    else:
+        token, what = Token.INPUT_MISMATCH, f"arguments changed ({outcome.digest} → {digest})"
+    policy = run.services.config.recovery.version_mismatch
+    log(logging.WARNING, token, f"run {run.id}: step {key!r}: {what} since it was recorded; version_mismatch={policy}")
+    if policy == "fail":
+        raise run.stuck(
+            Hold.VERSION,
+            VersionMismatchError(
+                f"step {key!r}: {what} since it was recorded; restore the old code, or set version_mismatch to warn or rerun, "
+                "then resume the run"
+            ),
+        )
+    return policy == "warn"
+
+
+def _say_repeated(run: LiveRun, key: str, begun: Open | None, outcome: Outcome | None) -> None:
+    if outcome is None and run.recovered and (begun is None or (begun.until is None and not begun.fatal)):
+        log(logging.INFO, Token.STEP_REPEATED, f"run {run.id}: step {key!r} may have been in flight at the crash; executing it")
+

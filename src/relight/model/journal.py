@@ -1,0 +1,236 @@
+"""The events of a journal: append-only, one journal per root run's tree, state-changing facts only.
+
+Every operation of a flow (step, wait, child run, foreach item, recorded value) has a key that is unique in its tree: the
+path of scopes it was asked in, its name, its ordinal there. The root run itself has the empty key, and a child run is the
+scope of that key: its steps lie under it, and its id is the root's id, a slash and the key. So one flat mapping from key
+to outcome is the whole replayed state of a tree.
+
+Events are JSON arrays led by a short tag (see `tag=`); fields are positional, so a new field goes at the end, with a
+default, and no field is ever removed or reordered.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Raw
+
+NULL = Raw(b"null")
+
+
+class ErrorRecord(msgspec.Struct, omit_defaults=True):
+    """An exception as data: enough to raise it again, after a crash, as the class it was."""
+
+    type: str  # "module:QualName"
+    message: str
+    traceback: str = ""
+    args: list[object] | None = None  # None: they do not survive as JSON
+    attributes: dict[str, object] | None = None
+    notes: list[str] | None = None
+
+
+class Event(msgspec.Struct, array_like=True, tag=True, gc=False):
+    """Base of all events; `key` names the operation in its tree ("" is the root run)."""
+
+    key: str
+
+
+# ---- the life of a run (the root: key "", a child run: the key of the call)
+
+
+class RunCreated(Event, tag="created"):
+    flow: str
+    flow_hash: str
+    input: Raw
+    input_blob: str
+    at: float
+    parent: str | None = None  # a spawned run: the id of the run that spawned it
+    forked_from: str | None = None
+
+
+class RunCompleted(Event, tag="completed"):
+    output: Raw
+    blob: str
+    at: float
+
+
+class RunFailed(Event, tag="failed"):
+    error: ErrorRecord
+    at: float
+
+
+class RunCancelled(Event, tag="cancelled"):
+    reason: str
+    at: float
+
+
+class RunRetrying(Event, tag="retrying"):
+    """A flow with retry failed: what failed under it is forgotten, what completed is kept, and it is called again."""
+
+    attempt: int  # the attempt that failed
+    error: ErrorRecord
+    until: float
+
+
+class RunRecovered(Event, tag="recovered"):
+    """An orchestrator claimed the run after its owner died. Several in a row mean crashes without progress."""
+
+    owner: str
+    previous_owner: str | None
+    at: float
+
+
+class CancelRequested(Event, tag="cancel"):
+    reason: str
+    at: float
+
+
+# ---- steps
+
+
+class StepStarted(Event, tag="started"):
+    """Written before a step whose start must be known after a crash: it has a timeout, or on_crash="fail"."""
+
+    attempt: int
+    at: float
+    deadline: float | None
+    fatal: bool  # on_crash="fail"
+
+
+class StepRetrying(Event, tag="retry"):
+    attempt: int  # the attempt that failed
+    error: ErrorRecord
+    until: float
+
+
+class StepCompleted(Event, tag="step"):
+    output: Raw
+    blob: str
+    fingerprint: str  # of the step's code and options
+    digest: str  # of its arguments
+    attempt: int
+
+
+class StepFailed(Event, tag="error"):
+    error: ErrorRecord
+    fingerprint: str
+    digest: str
+    attempt: int
+
+
+class OperationCancelled(Event, tag="interrupted"):
+    """The run's cancellation was raised at this operation; replay raises it there again."""
+
+
+class ValueRecorded(Event, tag="value"):
+    """now(), random(), uuid(): what the flow saw."""
+
+    value: Raw
+
+
+# ---- waits
+
+
+class WaitStarted(Event, tag="wait"):
+    what: str  # sleep | signal | run
+    name: str  # the signal's name or the awaited run's id
+    until: float | None
+    at: float
+
+
+class TimerFired(Event, tag="fired"):
+    """A sleep ended, or a wait for a signal or run timed out (`timed_out`)."""
+
+    timed_out: bool
+    at: float
+
+
+class SignalReceived(Event, tag="signal"):
+    payload: Raw
+    blob: str
+    message_id: int
+
+
+class RunSpawned(Event, tag="spawned"):
+    run_id: str
+
+
+class RunJoined(Event, tag="joined"):
+    """The awaited run has ended: its output, or its error (cancelled counts as one)."""
+
+    output: Raw
+    blob: str
+    error: ErrorRecord | None
+    message_id: int
+
+
+# ---- foreach
+
+
+class ItemCompleted(Event, tag="item"):
+    """`key` is the item's scope: the foreach's key, the index and the item's digest."""
+
+    foreach: str
+    index: int
+    digest: str
+    output: Raw
+    blob: str
+
+
+class ForeachCut(Event, tag="cut"):
+    """A sequential foreach found a changed item: everything recorded from this index on no longer counts."""
+
+    index: int
+
+
+AnyEvent = (
+    RunCreated
+    | RunCompleted
+    | RunFailed
+    | RunCancelled
+    | RunRetrying
+    | RunRecovered
+    | CancelRequested
+    | StepStarted
+    | StepRetrying
+    | StepCompleted
+    | StepFailed
+    | OperationCancelled
+    | ValueRecorded
+    | WaitStarted
+    | TimerFired
+    | SignalReceived
+    | RunSpawned
+    | RunJoined
+    | ItemCompleted
+    | ForeachCut
+)
+
+encode_event = msgspec.json.Encoder().encode
+_decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
+
+
+def decode_event(data: bytes) -> AnyEvent:
+    """Raises msgspec.DecodeError (or ValidationError) for bytes that are no event."""
+    return _decoder.decode(data)
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """A stored row of a journal: its place and the encoded event."""
+
+    sequence: int
+    event: bytes
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """An encoded TreeState that stands for all entries up to and including `sequence`."""
+
+    sequence: int
+    state: bytes
+
+
+class Journal(msgspec.Struct, frozen=True):
+    """What restoring one tree takes: its latest checkpoint, if any, and the entries after it."""
+
+    root_id: str
+    checkpoint: Checkpoint | None
+    entries: list[Entry]

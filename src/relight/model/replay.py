@@ -1,0 +1,279 @@
+"""Replay: from journal entries to the state of a run's tree, by one pure fold.
+
+`restore(checkpoint + tail)` equals `replay(all entries)`: a checkpoint is nothing but this state, encoded.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from relight.errors import CorruptionError
+from relight.model import journal as j
+from relight.model.journal import NULL, ErrorRecord
+
+
+class Ending(enum.IntEnum):
+    """How an operation ended."""
+
+    OK = 0
+    ERROR = 1
+    CANCELLED = 2
+    TIMED_OUT = 3
+
+
+class Outcome(msgspec.Struct, array_like=True, gc=False):
+    """The recorded end of one operation: what a replayed flow is given instead of doing it again."""
+
+    sequence: int
+    kind: str  # step | run | wait | value | spawn | item: what was asked for, to notice a flow that changed
+    ending: Ending
+    output: Raw = NULL
+    blob: str = ""
+    error: ErrorRecord | None = None
+    fingerprint: str = ""
+    digest: str = ""
+    attempt: int = 1
+    foreach: str = ""  # items only: their foreach's key and index
+    index: int = 0
+
+
+class Open(msgspec.Struct, array_like=True):
+    """An operation that has begun and not ended: what a crash must not forget about it."""
+
+    sequence: int
+    kind: str  # step | run | wait
+    attempt: int = 1  # the attempt under way (or next, while `until` is a back-off)
+    deadline: float | None = None
+    fatal: bool = False  # on_crash="fail", and this attempt was under way
+    until: float | None = None  # end of a back-off or of a wait
+    what: str = ""  # waits: sleep | signal | run
+    name: str = ""
+    at: float = 0.0
+
+
+class TreeState(msgspec.Struct):
+    """The replayed state of one root run's tree. Outcomes stand in journal order."""
+
+    sequence: int = 0
+    created: j.RunCreated | None = None
+    outcomes: dict[str, Outcome] = {}
+    open: dict[str, Open] = {}
+    children: dict[str, j.RunCreated] = {}  # child runs by key
+    cancel_reason: str | None = None
+    recoveries: int = 0  # RunRecovered entries since the last progress
+
+    def apply(self, sequence: int, event: j.AnyEvent) -> None:
+        """Fold one entry in. Order matters: entries come in sequence, without gaps."""
+        self.sequence = sequence
+        self.recoveries = self.recoveries + 1 if type(event) is j.RunRecovered else 0
+        _FOLD[type(event)](self, sequence, event)
+
+    def end(self, key: str, outcome: Outcome) -> None:
+        """Record an ending. A key that ended before is ended anew at the end of the order (a step that was rerun)."""
+        self.open.pop(key, None)
+        self.outcomes.pop(key, None)
+        self.outcomes[key] = outcome
+
+    def forget_failures(self, scope: str) -> None:
+        """Before a flow is called again: drop what failed (and what was failing) under `scope`, keep what completed."""
+        prefix = scope + "/" if scope else ""
+        self.outcomes = {
+            key: outcome
+            for key, outcome in self.outcomes.items()
+            if outcome.ending is not Ending.ERROR or not (key.startswith(prefix) and key != scope)
+        }
+        self.open = {k: o for k, o in self.open.items() if not (k.startswith(prefix) and k != scope)}
+
+    def cut_foreach(self, foreach: str, index: int) -> None:
+        """Drop the items from `index` on, and everything under their scopes."""
+
+        def dropped(key: str) -> bool:
+            found = item_index(foreach, key)
+            return found is not None and found >= index
+
+        self.outcomes = {k: o for k, o in self.outcomes.items() if not dropped(k)}
+        self.open = {k: o for k, o in self.open.items() if not dropped(k)}
+        self.children = {k: c for k, c in self.children.items() if not dropped(k)}
+
+    def before(self, sequence: int) -> dict[str, Outcome]:
+        """What a fork starts from: everything that had ended before `sequence`, renumbered to lie before a new journal's
+        first entry, in the same order."""
+        kept = {key: outcome for key, outcome in self.outcomes.items() if outcome.sequence < sequence}
+        first = 1 - len(kept)
+        return {
+            key: msgspec.structs.replace(outcome, sequence=first + place)
+            for place, (key, outcome) in enumerate(sorted(kept.items(), key=lambda pair: pair[1].sequence))
+        }
+
+
+def item_scope(foreach: str, index: int, digest: str) -> str:
+    """The scope of one foreach item: position and content, so that a changed item finds none of the old one's work."""
+    return f"{foreach}[{index}@{digest}]"
+
+
+def item_index(foreach: str, key: str) -> int | None:
+    """The index of the item of `foreach` that `key` lies in, if it does."""
+    if not key.startswith(foreach + "["):
+        return None
+    return int(key[len(foreach) + 1 : key.index("@", len(foreach))])
+
+
+# ---- the fold, one function per kind of event
+
+
+def _created(s: TreeState, n: int, e: j.RunCreated) -> None:
+    if e.key == "":
+        s.created = e
+    else:
+        s.children[e.key] = e
+        s.open[e.key] = Open(n, "run", at=e.at)
+
+
+def _run_completed(s: TreeState, n: int, e: j.RunCompleted) -> None:
+    s.end(e.key, Outcome(n, "run", Ending.OK, e.output, e.blob))
+
+
+def _run_failed(s: TreeState, n: int, e: j.RunFailed) -> None:
+    s.end(e.key, Outcome(n, "run", Ending.ERROR, error=e.error))
+
+
+def _run_cancelled(s: TreeState, n: int, e: j.RunCancelled) -> None:
+    s.end(e.key, Outcome(n, "run", Ending.CANCELLED))
+
+
+def _run_retrying(s: TreeState, n: int, e: j.RunRetrying) -> None:
+    s.forget_failures(e.key)
+    s.open[e.key] = Open(n, "run", attempt=e.attempt + 1, until=e.until)
+
+
+def _recovered(s: TreeState, n: int, e: j.RunRecovered) -> None:
+    pass  # counted in apply()
+
+
+def _cancel(s: TreeState, n: int, e: j.CancelRequested) -> None:
+    s.cancel_reason = e.reason
+
+
+def _step_started(s: TreeState, n: int, e: j.StepStarted) -> None:
+    s.open[e.key] = Open(n, "step", attempt=e.attempt, deadline=e.deadline, fatal=e.fatal, at=e.at)
+
+
+def _step_retrying(s: TreeState, n: int, e: j.StepRetrying) -> None:
+    s.open[e.key] = Open(n, "step", attempt=e.attempt + 1, until=e.until)
+
+
+def _step_completed(s: TreeState, n: int, e: j.StepCompleted) -> None:
+    s.end(e.key, Outcome(n, "step", Ending.OK, e.output, e.blob, None, e.fingerprint, e.digest, e.attempt))
+
+
+def _step_failed(s: TreeState, n: int, e: j.StepFailed) -> None:
+    s.end(e.key, Outcome(n, "step", Ending.ERROR, NULL, "", e.error, e.fingerprint, e.digest, e.attempt))
+
+
+def _operation_cancelled(s: TreeState, n: int, e: j.OperationCancelled) -> None:
+    s.end(e.key, Outcome(n, "any", Ending.CANCELLED))
+
+
+def _value(s: TreeState, n: int, e: j.ValueRecorded) -> None:
+    s.end(e.key, Outcome(n, "value", Ending.OK, e.value))
+
+
+def _wait_started(s: TreeState, n: int, e: j.WaitStarted) -> None:
+    s.open[e.key] = Open(n, "wait", until=e.until, what=e.what, name=e.name, at=e.at)
+
+
+def _fired(s: TreeState, n: int, e: j.TimerFired) -> None:
+    s.end(e.key, Outcome(n, "wait", Ending.TIMED_OUT if e.timed_out else Ending.OK))
+
+
+def _signal(s: TreeState, n: int, e: j.SignalReceived) -> None:
+    s.end(e.key, Outcome(n, "wait", Ending.OK, e.payload, e.blob))
+
+
+def _spawned(s: TreeState, n: int, e: j.RunSpawned) -> None:
+    s.end(e.key, Outcome(n, "spawn", Ending.OK, Raw(msgspec.json.encode(e.run_id))))
+
+
+def _joined(s: TreeState, n: int, e: j.RunJoined) -> None:
+    s.end(e.key, Outcome(n, "wait", Ending.ERROR if e.error else Ending.OK, e.output, e.blob, e.error))
+
+
+def _item(s: TreeState, n: int, e: j.ItemCompleted) -> None:
+    s.end(e.key, Outcome(n, "item", Ending.OK, e.output, e.blob, digest=e.digest, foreach=e.foreach, index=e.index))
+
+
+def _cut(s: TreeState, n: int, e: j.ForeachCut) -> None:
+    s.cut_foreach(e.key, e.index)
+
+
+_FOLD: dict[type[j.Event], Callable[[TreeState, int, Any], None]] = {
+    j.RunCreated: _created,
+    j.RunCompleted: _run_completed,
+    j.RunFailed: _run_failed,
+    j.RunCancelled: _run_cancelled,
+    j.RunRetrying: _run_retrying,
+    j.RunRecovered: _recovered,
+    j.CancelRequested: _cancel,
+    j.StepStarted: _step_started,
+    j.StepRetrying: _step_retrying,
+    j.StepCompleted: _step_completed,
+    j.StepFailed: _step_failed,
+    j.OperationCancelled: _operation_cancelled,
+    j.ValueRecorded: _value,
+    j.WaitStarted: _wait_started,
+    j.TimerFired: _fired,
+    j.SignalReceived: _signal,
+    j.RunSpawned: _spawned,
+    j.RunJoined: _joined,
+    j.ItemCompleted: _item,
+    j.ForeachCut: _cut,
+}
+
+# ---- to and from bytes
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(TreeState)
+
+
+def encode_state(state: TreeState) -> bytes:
+    return _encoder.encode(state)
+
+
+def restore(journal: j.Journal) -> TreeState:
+    """Checkpoint, then tail. A row that does not read back, or a gap, is a CorruptionError naming its sequence."""
+    root_id, checkpoint = journal.root_id, journal.checkpoint
+    state = TreeState()
+    if checkpoint is not None:
+        try:
+            state = _decoder.decode(checkpoint.state)
+        except msgspec.MsgspecError as error:
+            raise CorruptionError(
+                f"checkpoint {checkpoint.sequence} of run {root_id!r} does not read back: {error}",
+                root_id=root_id,
+                sequence=checkpoint.sequence,
+            ) from error
+        state.sequence = checkpoint.sequence
+    for entry in journal.entries:
+        if entry.sequence != state.sequence + 1:
+            raise CorruptionError(
+                f"journal of run {root_id!r} has a gap: {state.sequence + 1} is missing before {entry.sequence}",
+                root_id=root_id,
+                sequence=state.sequence + 1,
+            )
+        try:
+            event = j.decode_event(entry.event)
+        except msgspec.MsgspecError as error:
+            raise CorruptionError(
+                f"entry {entry.sequence} of run {root_id!r} does not read back: {error}",
+                root_id=root_id,
+                sequence=entry.sequence,
+            ) from error
+        state.apply(entry.sequence, event)
+    if state.created is None:
+        raise CorruptionError(f"journal of run {root_id!r} has no beginning", root_id=root_id, sequence=1)
+    return state

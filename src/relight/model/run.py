@@ -1,0 +1,134 @@
+"""What the metadata of a run is: its row, its statuses, and how runs are listed."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class Status(enum.StrEnum):
+    """Where a run is. Only the last three are terminal, and nothing ever leaves a terminal status."""
+
+    PENDING = "pending"  # accepted, not driven yet
+    RUNNING = "running"  # an orchestrator drives it (or did, until it crashed)
+    WAITING = "waiting"  # provably blocked on a timer, a signal or another run
+    PAUSED = "paused"  # held: `hold` says why and `reason` says what frees it
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def terminal(self) -> bool:
+        return self in TERMINAL
+
+
+TERMINAL = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED})
+UNFINISHED = tuple(status for status in Status if status not in TERMINAL)
+
+
+class Hold(enum.StrEnum):
+    """Why a paused run is paused. Every kind but `user` comes with a reason that names the action that frees it."""
+
+    USER = "user"  # somebody called pause()
+    DEFINITION = "definition"  # its flow is not registered here; freed when it is
+    VERSION = "version"  # a step's code changed under version_mismatch="fail"
+    NONDETERMINISM = "nondeterminism"  # the flow asks for other steps than the journal holds
+    CORRUPT = "corrupt"  # a journal row or checkpoint does not read back
+    POISON = "poison"  # it crashed its process too often without progress
+
+
+class Run(msgspec.Struct, kw_only=True):
+    """One row of metadata. A child run's row shares its root's journal, owner and epoch: only roots carry those."""
+
+    id: str
+    root_id: str
+    flow: str
+    status: Status
+    created_at: float
+    updated_at: float
+    flow_hash: str = ""
+    parent_id: str | None = None
+    owner: str | None = None  # who holds the run in memory; None once it is parked
+    epoch: int = 0
+    wake_at: float | None = None  # when a waiting run is due by itself
+    hold: Hold | None = None
+    reason: str = ""
+    input: bytes = b"null"  # JSON; empty when input_blob names a blob
+    input_blob: str = ""
+    output: bytes | None = None  # JSON of a completed run; empty when output_blob names a blob
+    output_blob: str = ""
+    error: bytes | None = None  # JSON of an ErrorRecord of a failed or cancelled run
+
+    @property
+    def is_root(self) -> bool:
+        return self.id == self.root_id
+
+
+class RunChange(msgspec.Struct, kw_only=True):
+    """New values for one run's row. It replaces all of these fields, so that applying it twice changes nothing more."""
+
+    run_id: str
+    status: Status
+    owner: str | None = None
+    wake_at: float | None = None
+    hold: Hold | None = None
+    reason: str = ""
+    output: bytes | None = None
+    output_blob: str = ""
+    error: bytes | None = None
+
+
+class RunFilter(msgspec.Struct, kw_only=True, frozen=True):
+    """What a listing asks for. Newest first; `cursor` is the last page's `next_cursor`."""
+
+    status: tuple[Status, ...] = ()
+    flow: str | None = None
+    since: float | None = None  # created at or after
+    parent_id: str | None = None
+    roots_only: bool = False
+    limit: int = 100
+    cursor: str | None = None
+
+
+class Page(msgspec.Struct, kw_only=True, frozen=True):
+    """One page of a listing; `next_cursor` is None on the last one."""
+
+    runs: list[Run]
+    next_cursor: str | None = None
+
+
+class ItemResult(msgspec.Struct, kw_only=True):
+    """One finished item of a foreach, for progress listings; the journal holds the same fact for replay."""
+
+    run_id: str
+    key: str  # the foreach's key
+    index: int
+    digest: str  # the item's fingerprint
+    output: bytes = b"null"
+    output_blob: str = ""
+
+
+class MessageKind(enum.StrEnum):
+    SIGNAL = "signal"
+    CANCEL = "cancel"
+    PAUSE = "pause"
+    RESUME = "resume"
+    ENDED = "ended"  # a spawned run tells its parent that it has ended; `name` is the spawned run's id
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """Something told to a run from outside its owner: unfenced on purpose, since the teller does not own the run.
+
+    It stays in the run's inbox until an entry of the run consumes it in the same commit, so it is neither lost nor
+    taken twice. `dedup` makes telling it again (after a lost answer) harmless.
+    """
+
+    run_id: str  # a root run
+    kind: MessageKind
+    name: str = ""
+    payload: bytes = b"null"
+    payload_blob: str = ""
+    dedup: str | None = None
+    at: float = 0.0
+    id: int = 0  # given by the store, increasing

@@ -1,0 +1,195 @@
+"""The store: three views on one database and the single fenced commit that writes across them.
+
+What a backend must not know: flows, steps, scopes, recovery policy. It sees run rows, opaque entries, blobs and messages.
+
+The commit protocol
+-------------------
+Every write of a run's owner is a `Commit` for one root run. A batch of them is ONE transaction, but each stands alone:
+
+    for each commit, inside the transaction:
+        the root's epoch in the store == commit.epoch ?   no → Fenced, this commit writes nothing
+        the journal's last sequence  == commit.after ?    no → the same entries already there? Committed (an answer was lost)
+                                                               otherwise Fenced: the writer's view is not the journal's
+        all parts of it are applied                            → Committed
+
+A fenced or refused commit never fails the others in its batch. If the transaction itself fails, `commit` raises
+StoreUnavailableError and the caller knows nothing about the outcome; committing the same batch again resolves it, because
+of the comparison with `after`.
+
+Payloads, entries and checkpoints are bytes the store returns as they were given; it keeps a checksum beside entries and
+checkpoints and raises CorruptionError with root and sequence when one does not match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from relight.model.journal import Journal
+from relight.model.run import Hold, ItemResult, Message, Page, Run, RunChange, RunFilter
+
+
+class Commit(msgspec.Struct, kw_only=True, gc=False):
+    """Everything one root run's owner wants written at once."""
+
+    root_id: str
+    epoch: int
+    after: int = 0  # the journal's last sequence as the writer knows it
+    entries: list[bytes] = []  # encoded events; they become after+1, after+2, …
+    create: Run | None = None  # the root itself: then epoch is its first epoch and after is 0
+    state: bytes | None = None  # only with create (a fork): a checkpoint that stands for this commit's entries too
+    runs: list[Run] = []  # child runs of the tree, and spawned roots: inserted unless their id exists
+    spawned: list[tuple[str, bytes]] = []  # first entry of each spawned root in `runs` that was really inserted
+    changes: list[RunChange] = []  # rows of this tree; a terminal row is never changed
+    blobs: dict[str, bytes] = {}
+    items: list[ItemResult] = []
+    messages: list[Message] = []  # to other runs; dropped when that run is terminal or unknown
+    cancel_spawned: str | None = None  # tell every unfinished root whose parent is in this tree: cancel, with this reason
+    consumed: list[int] = []  # ids of this root's messages that the entries have taken in
+
+
+class Committed(msgspec.Struct, frozen=True, gc=False):
+    """The commit is durable; the journal now ends at `sequence`."""
+
+    sequence: int
+
+
+class Fenced(msgspec.Struct, frozen=True):
+    """Another owner has the run (or it is gone): nothing of this commit was written."""
+
+    epoch: int | None
+    owner: str | None
+
+
+class Exists(msgspec.Struct, frozen=True):
+    """`create` found the id taken: nothing of this commit was written. `run` is the one that is there."""
+
+    run: Run
+
+
+CommitResult = Committed | Fenced | Exists
+
+
+class MetadataStore(Protocol):
+    """Runs, their statuses and owners, their inboxes, item results."""
+
+    async def get_run(self, run_id: str) -> Run | None: ...
+
+    async def get_runs(self, run_ids: Sequence[str]) -> list[Run]:
+        """Those that exist, in no particular order. Any number of ids."""
+        ...
+
+    async def list_runs(self, where: RunFilter) -> Page:
+        """Newest first (created_at, then id), stable while new runs arrive."""
+        ...
+
+    async def claim(self, epochs: dict[str, int], owner: str) -> dict[str, int]:
+        """Make `owner` the owner of each unfinished root run whose epoch is still the given one.
+
+        Raises the epoch by one and returns the new epochs; runs that are terminal, unknown or have moved on are left out.
+        The comparison makes two claimers of one run safe: exactly one succeeds.
+        """
+        ...
+
+    async def hold(self, epochs: dict[str, int], status: RunChange) -> None:
+        """Apply `status` (its run_id is ignored) to each unfinished root whose epoch still matches: for runs whose journal
+        cannot be written to because it cannot be read. Touches no journal."""
+        ...
+
+    async def due(self, now: float, limit: int) -> list[Run]:
+        """Waiting and pending roots nobody holds in memory whose wake_at has come, earliest first.
+
+        Runs that were accepted but not taken up yet (spawned, or over the limit) are pending with wake_at set, so this is
+        also how they are found.
+        """
+        ...
+
+    async def next_due(self) -> float | None:
+        """The earliest wake_at of any waiting or pending root nobody holds in memory."""
+        ...
+
+    async def held(self, hold: Hold, flows: Sequence[str], limit: int) -> list[Run]:
+        """Paused roots of this hold and one of these flows."""
+        ...
+
+    async def post(self, messages: Sequence[Message]) -> list[int | None]:
+        """Put messages into inboxes, in one transaction; their ids, or None where the run is terminal or unknown.
+
+        A message whose (run, dedup) is there already is not added again; its first id is returned.
+        """
+        ...
+
+    async def inbox(self, root_ids: Sequence[str]) -> list[Message]:
+        """The unconsumed messages of these roots, oldest first."""
+        ...
+
+    async def messages_after(self, message_id: int, limit: int) -> list[Message]:
+        """Unconsumed messages of any root with a greater id, oldest first: how a process hears what others posted."""
+        ...
+
+    async def item_results(self, run_id: str, key: str | None = None) -> list[ItemResult]:
+        """Finished foreach items of a run, by foreach key and index."""
+        ...
+
+
+class BlobStore(Protocol):
+    """Content-addressed bytes: the key is the SHA-256 of the content, so storing twice stores once."""
+
+    async def put_blob(self, data: bytes) -> str: ...
+
+    async def get_blob(self, digest: str) -> bytes | None: ...
+
+
+class ExecutionJournal(Protocol):
+    """One append-only journal per root run. Appending is part of `Store.commit`, nowhere else."""
+
+    async def read_from(self, root_id: str, sequence: int, limit: int) -> Journal:
+        """Up to `limit` entries with a sequence greater than `sequence`; the checkpoint is left out."""
+        ...
+
+    async def read(self, root_ids: Sequence[str]) -> list[Journal | Exception]:
+        """Checkpoint and tail of each root, in the order asked; a CorruptionError in place of one that cannot be read, so
+        that one bad row does not hide the others."""
+        ...
+
+    async def latest_sequence(self, root_id: str) -> int:
+        """0 for an empty or unknown journal. Compaction does not lower it."""
+        ...
+
+    async def checkpoint(self, root_id: str, epoch: int, sequence: int, state: bytes) -> bool:
+        """Store `state` as standing for all entries up to `sequence` and drop those entries, in one transaction.
+
+        False, and nothing written, when fenced or when `sequence` is not newer than the last checkpoint or lies beyond
+        the journal.
+        """
+        ...
+
+    async def get_checkpoint(self, root_id: str) -> int | None:
+        """The sequence of the latest checkpoint."""
+        ...
+
+    async def list_active_roots(self, after: str | None, limit: int) -> list[Run]:
+        """Unfinished roots that some owner holds, or held until it died: pending, running or waiting with an owner, in the
+        order they were created; `after` is the last id of the previous page."""
+        ...
+
+
+class Store(MetadataStore, BlobStore, ExecutionJournal, Protocol):
+    """One database. All methods may be called from one event loop; `open` comes first, `close` last."""
+
+    async def open(self) -> None:
+        """Create or upgrade the schema. StoreFormatError for something that is not ours or newer than us."""
+        ...
+
+    async def close(self) -> None: ...
+
+    async def commit(self, commits: Sequence[Commit]) -> list[CommitResult]:
+        """The single fenced write: see the module's docstring. Results in the order of `commits`."""
+        ...
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Call `changed` on the event loop when another process (or object) may have written. It may be called for
+        nothing, and calls may be lost: it only wakes, the store decides."""
+        ...

@@ -1,0 +1,69 @@
+"""Log lines of recovery begin with a token in brackets, so that they can be found and alerted on with grep.
+
+This is the one list of them; docs/reference/log-tokens.md has the same, and a test keeps the two equal.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+
+logger = logging.getLogger("relight")
+
+
+class Token(enum.StrEnum):
+    """What a log line is about. The value is what stands in the brackets; the docstring of each is its meaning."""
+
+    RUN_RESUMED = "RUN_RESUMED"
+    STEP_REPEATED = "STEP_REPEATED"
+    STEP_INTERRUPTED = "STEP_INTERRUPTED"
+    STEP_RETRYING = "STEP_RETRYING"
+    RUN_RETRYING = "RUN_RETRYING"
+    FINGERPRINT_MISMATCH = "FINGERPRINT_MISMATCH"
+    INPUT_MISMATCH = "INPUT_MISMATCH"
+    FOREACH_CUT = "FOREACH_CUT"
+    DEFINITION_MISSING = "DEFINITION_MISSING"
+    DEFINITION_FOUND = "DEFINITION_FOUND"
+    NONDETERMINISM = "NONDETERMINISM"
+    JOURNAL_CORRUPT = "JOURNAL_CORRUPT"
+    RUN_POISONED = "RUN_POISONED"
+    RUN_NOT_RESUMABLE = "RUN_NOT_RESUMABLE"
+    RUN_HELD = "RUN_HELD"
+    RUN_FENCED = "RUN_FENCED"
+    COMMIT_FAILED = "COMMIT_FAILED"
+    COMMIT_RECOVERED = "COMMIT_RECOVERED"
+    CHECKPOINT_FAILED = "CHECKPOINT_FAILED"
+    RECOVERY_FAILED = "RECOVERY_FAILED"
+    UNWIND_STUCK = "UNWIND_STUCK"
+    CANCEL_FORCED = "CANCEL_FORCED"
+
+
+MEANING: dict[Token, str] = {
+    Token.RUN_RESUMED: "an unfinished run was claimed, restored and goes on",
+    Token.STEP_REPEATED: "a step was in flight when its process died and is executed again",
+    Token.STEP_INTERRUPTED: 'a step with on_crash="fail" was in flight when its process died and is failed instead',
+    Token.STEP_RETRYING: "an attempt of a step failed and another follows",
+    Token.RUN_RETRYING: "an attempt of a flow failed and another follows",
+    Token.FINGERPRINT_MISMATCH: "a recorded step's code or options have changed since; version_mismatch decides",
+    Token.INPUT_MISMATCH: "a recorded step is asked for with other arguments than before; version_mismatch decides",
+    Token.FOREACH_CUT: "an item of a sequential foreach has changed; it goes on from that item",
+    Token.DEFINITION_MISSING: "a run's flow is not registered; the run is held until it is",
+    Token.DEFINITION_FOUND: "a flow was registered and the runs held for it go on",
+    Token.NONDETERMINISM: "a flow asks for something else than its journal holds; the run is held",
+    Token.JOURNAL_CORRUPT: "a journal entry or checkpoint does not read back; the run is held",
+    Token.RUN_POISONED: "a run crashed its process too often without progress; it is held",
+    Token.RUN_NOT_RESUMABLE: "a flow marked resumable=False was interrupted; the run is failed",
+    Token.RUN_HELD: "a run was paused because it cannot go on; the line names what frees it",
+    Token.RUN_FENCED: "another owner has claimed a run this process was driving; it lets go of it",
+    Token.COMMIT_FAILED: "the store did not take a commit; nothing goes on until it does, and it is tried again",
+    Token.COMMIT_RECOVERED: "the store takes commits again",
+    Token.CHECKPOINT_FAILED: "a checkpoint could not be written; the journal stays whole and it is tried again later",
+    Token.RECOVERY_FAILED: "taking up a run failed for a passing reason; it is tried again",
+    Token.UNWIND_STUCK: "a flow did not let itself be taken out of memory in time and was abandoned",
+    Token.CANCEL_FORCED: "a cancelled run did not finish its clean-up within cancel_grace",
+}
+
+
+def log(level: int, token: Token, message: str) -> None:
+    """One line: the token, then a sentence with the run it is about."""
+    logger.log(level, "[%s] %s", token.value, message)

@@ -1,0 +1,93 @@
+"""Time, ids and randomness from the operating system."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from uuid import UUID
+
+import pytest
+
+from relight.clock import Clock, Entropy, SystemClock, SystemEntropy, block
+
+
+def test_now_is_unix_time_and_monotonic_is_not():
+    clock: Clock = SystemClock()
+    before = time.time()
+    assert before <= clock.now() <= time.time()
+    before = time.monotonic()
+    assert before <= clock.monotonic() <= time.monotonic()
+
+
+def test_block_holds_the_thread_for_as_long():
+    before = time.monotonic()
+    block(0.02)
+    assert time.monotonic() - before >= 0.02
+
+
+async def test_call_later_calls_back_unless_cancelled():
+    clock = SystemClock()
+    called: list[str] = []
+    done = asyncio.Event()
+    clock.call_later(0.001, lambda: called.append("cancelled")).cancel()
+    clock.call_later(0.002, lambda: called.append("first"))
+    clock.call_later(0.02, done.set)
+    await asyncio.wait_for(done.wait(), 5)
+    assert called == ["first"]
+
+
+def test_run_ids_are_uuid7_unique_and_in_order_of_creation():
+    entropy: Entropy = SystemEntropy()
+    ids = [entropy.run_id() for _ in range(10_000)]
+    assert ids == sorted(set(ids))
+    assert UUID(ids[0]).version == 7
+    assert str(UUID(ids[0])) == ids[0], "canonical spelling: the same run must not have two ids"
+
+
+def test_uuids_are_random_standard_uuids():
+    entropy = SystemEntropy()
+    first, second = entropy.uuid(), entropy.uuid()
+    assert type(first) is UUID
+    assert first.version == 4
+    assert first != second
+
+
+def test_random_stays_in_its_interval():
+    entropy = SystemEntropy()
+    drawn = [entropy.random() for _ in range(1_000)]
+    assert all(0 <= value < 1 for value in drawn)
+    assert len(set(drawn)) > 990
+
+
+def test_a_flow_that_seeds_the_global_generator_does_not_seed_ours():
+    state = random.getstate()
+    try:
+        random.seed(0)
+        first = SystemEntropy().random()
+        random.seed(0)
+        assert SystemEntropy().random() != first
+    finally:
+        random.setstate(state)
+
+
+# Python 3.12 and later warn about any fork of a process with threads, and pytest-xdist's workers have some.
+@pytest.mark.filterwarnings("ignore:.*use of fork.* may lead to deadlocks:DeprecationWarning")
+def test_a_forked_child_does_not_repeat_its_parents_ids():
+    entropy = SystemEntropy()
+    entropy.run_id()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writer, f"{entropy.run_id()} {entropy.uuid()} {entropy.random()}".encode())
+        finally:
+            os._exit(0)  # whatever happens, no second copy of the test run
+    os.close(writer)
+    os.waitpid(child, 0)
+    with os.fdopen(reader) as pipe:
+        theirs = pipe.read().split()
+    ours = [entropy.run_id(), str(entropy.uuid()), str(entropy.random())]
+    assert len(theirs) == 3
+    assert not set(theirs) & set(ours)

@@ -1,0 +1,162 @@
+"""Style is a failing test: the rules of the source tree that a reader should not have to check."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "relight"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+MAX_LINES = 400
+MAX_IMPORT_SECONDS = 0.150
+NOT_IMPORTED = {"typer", "rich", "asyncpg", "litestar", "uvicorn", "aetcd", "nats", "pydantic"}
+PICKLES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "jsonpickle", "marshal", "shelve"}
+
+
+def run_tool(name: str, *arguments: str, **options) -> subprocess.CompletedProcess[str]:
+    """Run a development tool of the environment that runs these tests."""
+    tool = Path(sys.executable).with_name(name)
+    return subprocess.run(
+        [tool, *arguments], capture_output=True, text=True, timeout=60, check=False, **options
+    )
+
+
+# -------------------------------------------------------------------------------------------------- layers --
+
+
+def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Check the package `relight` in `folder` against the contracts of this project."""
+    config = str(ROOT / "pyproject.toml")
+    environ = {**os.environ, "PYTHONPATH": str(folder)}
+    return run_tool("lint-imports", "--no-cache", "--config", config, cwd=folder, env=environ)
+
+
+def test_dependencies_point_one_way():
+    checked = lint_imports(SOURCE.parent)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported"),
+    [
+        ("model", "ports"),
+        ("model", "clock"),
+        ("model", "asyncio"),
+        ("ports", "backends.memory"),
+        ("ports", "flow"),
+        ("flow", "lifecycle"),
+        ("flow", "engine"),
+        ("lifecycle", "recovery"),
+        ("lifecycle", "backends.sqlite"),
+        ("lifecycle", "apsw"),
+        ("recovery", "engine"),
+        ("engine", "typer"),
+        ("engine", "cli"),
+        ("backends.memory", "backends.sqlite"),
+        ("backends.sqlite", "lifecycle"),
+        ("backends.sqlite", "telemetry"),
+        ("errors", "clock"),
+    ],
+)
+def test_an_import_against_the_layers_is_noticed(importer, imported, tmp_path):
+    shutil.copytree(SOURCE, tmp_path / "relight", ignore=shutil.ignore_patterns("__pycache__"))
+    module = tmp_path / "relight" / Path(*importer.split("."))
+    file = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
+    name = imported if imported in {"apsw", "asyncio", "typer"} else f"relight.{imported}"
+    with file.open("a") as source:
+        source.write(f"\nimport {name}\n")
+
+    checked = lint_imports(tmp_path)
+
+    assert checked.returncode == 1, checked.stdout + checked.stderr
+    assert "BROKEN" in checked.stdout
+    assert f"relight.{importer}" in checked.stdout
+
+
+# ------------------------------------------------------------------------------------- time from one place --
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import time\n",
+        "from time import sleep\n",
+        "import random\n",
+        "import secrets\n",
+        "import uuid_utils\n",
+        "import uuid\n\nuuid.uuid4()\n",
+        "import os\n\nos.urandom(3)\n",
+        "import asyncio\n\nasyncio.sleep(1)\n",
+        "from datetime import UTC, datetime\n\ndatetime.now(UTC)\n",
+    ],
+)
+def test_the_linter_refuses_another_source_of_time_ids_or_chance(code):
+    def lint(path: str) -> str:
+        arguments = ["check", "--no-cache", "--select", "TID251", "--stdin-filename", path, "-"]
+        return run_tool("ruff", *arguments, input=code, cwd=ROOT).stdout
+
+    assert "TID251" in lint("src/relight/lifecycle/execute.py")
+    assert "TID251" not in lint("src/relight/clock.py")
+    assert "TID251" not in lint("tests/unit/test_clock.py")
+
+
+# -------------------------------------------------------------------------------------------------- import --
+
+
+def import_relight(then: str) -> str:
+    """Import the package in a fresh interpreter, run `then`, and return what it printed."""
+    code = f"import sys, time; begun = time.process_time(); import relight; {then}"
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environ["PYTHONPATH"] = str(SOURCE.parent)
+    child = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60, env=environ
+    )
+    return child.stdout
+
+
+def test_import_is_quick():
+    import_relight("pass")  # compiles the bytecode, which is done once per installation
+    # Processor time: it does not grow because the other half of the test run keeps this machine busy.
+    seconds = [float(import_relight("print(time.process_time() - begun)")) for _ in range(5)]
+    assert statistics.median(seconds) <= MAX_IMPORT_SECONDS, seconds
+
+
+def test_import_loads_nothing_that_is_not_used():
+    loaded = set(import_relight("print(*sys.modules)").split())
+    assert "relight" in loaded
+    assert not NOT_IMPORTED & loaded
+
+
+# -------------------------------------------------------------------------------------------------- source --
+
+
+def test_there_is_source_to_check():
+    assert SOURCE / "clock.py" in FILES
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
+def test_a_file_is_short_enough_to_be_read(file):
+    lines = len(file.read_text().splitlines())
+    assert lines <= MAX_LINES, (
+        f"{file.relative_to(ROOT)} has {lines} lines: find the second thing that it does"
+    )
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
+def test_payloads_are_data(file):
+    imported: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            imported.add(node.module.partition(".")[0])
+    assert not imported & PICKLES
