@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from relight.durations import Duration
@@ -86,7 +86,9 @@ class BlockingRelight:
     def call(self, operation: Coroutine[Any, Any, T]) -> T:
         if threading.get_ident() == self._thread.ident:
             operation.close()
-            raise RelightError("a blocking Relight was used on its own event loop; use `async with Relight(...)` in async code")
+            raise RelightError(
+                "a blocking Relight was used on its own event loop; use `async with Relight(...)` in async code"
+            )
         return asyncio.run_coroutine_threadsafe(operation, self._loop).result()
 
     @property
@@ -128,5 +130,5 @@ class BlockingRelight:
     def fork(self, id: str, from_step: str | None = None, new_id: str | None = None) -> BlockingHandle:  # noqa: A002
         return BlockingHandle(self, self.call(self.relight.fork(id, from_step, new_id)))
 
-    def items(self, id: str) -> list[ItemResult]:  # noqa: A002
+    def items(self, id: str) -> Sequence[ItemResult]:  # noqa: A002
         return self.call(self.relight.items(id))

@@ -71,9 +71,9 @@ class Payload(_Section, frozen=True):
 class Config(_Section, frozen=True):
     """Everything that can be configured. Made by `load_config`; the constructor checks nothing."""
 
-    store: Annotated[
-        Name, msgspec.Meta(description='"memory:", "sqlite:///path" or the path of a SQLite file')
-    ] = "sqlite:///relight.db"
+    store: Annotated[Name, msgspec.Meta(description='"memory:", "sqlite:///path" or the path of a SQLite file')] = (
+        "sqlite:///relight.db"
+    )
     """Where runs live. The engine reads it; here it is only a text."""
     modules: Annotated[
         tuple[Name, ...],
@@ -126,9 +126,7 @@ _PREFIX = "RELIGHT_"
 
 # Variables that carry our prefix without being meant for us: those of test harnesses, and those that
 # Kubernetes sets in every container beside a service called "relight" (RELIGHT_PORT_7070_TCP_ADDR, …).
-_FOREIGN = re.compile(
-    r"RELIGHT_(TEST_.*|(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_[0-9]+_(TCP|UDP|SCTP).*)?))"
-)
+_FOREIGN = re.compile(r"RELIGHT_(TEST_.*|(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_[0-9]+_(TCP|UDP|SCTP).*)?))")
 
 
 def _fields(struct: type[_Section]) -> dict[str, Any]:
@@ -136,9 +134,7 @@ def _fields(struct: type[_Section]) -> dict[str, Any]:
 
 
 # Annotated types are no classes: what is one, is a section.
-_SECTIONS: dict[str, type[_Section]] = {
-    name: kind for name, kind in _fields(Config).items() if isinstance(kind, type)
-}
+_SECTIONS: dict[str, type[_Section]] = {name: kind for name, kind in _fields(Config).items() if isinstance(kind, type)}
 _KEYS = [_Key("", field, kind) for field, kind in _fields(Config).items() if field not in _SECTIONS] + [
     _Key(section, field, kind) for section in _SECTIONS for field, kind in _fields(_SECTIONS[section]).items()
 ]
@@ -154,9 +150,7 @@ def load_config(url: str | None, overrides: Mapping[str, Any], environ: Mapping[
     wrong type or out of range, and a key that is given twice as a keyword.
     """
     values = {key: _convert_text(key, text) for key, text in _from_environ(environ)}
-    values |= {
-        key: _convert(key, value, key.dotted) for key, value in _from_overrides(url, overrides).items()
-    }
+    values |= {key: _convert(key, value, key.dotted) for key, value in _from_overrides(url, overrides).items()}
 
     def fields_of(section: str) -> dict[str, Any]:
         return {key.field: value for key, value in values.items() if key.section == section}
@@ -199,9 +193,7 @@ def _from_overrides(url: str | None, overrides: Mapping[str, Any]) -> dict[_Key,
 def _from_section(section: str, values: object) -> Iterator[tuple[_Key, Any]]:
     known = [key.dotted for key in _KEYS if key.section == section]
     if not isinstance(values, Mapping):
-        raise ConfigError(
-            f"{section}: {values!r} is not accepted; expected a dict with keys of {', '.join(known)}"
-        )
+        raise ConfigError(f"{section}: {values!r} is not accepted; expected a dict with keys of {', '.join(known)}")
     for name, value in values.items():
         dotted = f"{section}.{name}"
         if dotted not in _BY_DOTTED:

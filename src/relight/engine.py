@@ -8,7 +8,8 @@ import datetime as dt
 import importlib
 import os
 import socket
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
 from relight.backends.memory import MemoryStore
 from relight.blocking import BlockingRelight
@@ -17,8 +18,9 @@ from relight.config import Config, load_config
 from relight.errors import ConfigError, DefinitionError, RelightError, RunNotFoundError, RunStateError
 from relight.flow.definitions import Flow
 from relight.flow.registry import REGISTRY
-from relight.flow.scope import install_task_factory, remove_task_factory, start_task
+from relight.flow.scope import install_task_factory, remove_task_factory
 from relight.handle import Handle
+from relight.lifecycle.background import Background
 from relight.lifecycle.fork import fork
 from relight.lifecycle.orchestrator import Orchestrator
 from relight.lifecycle.record import Recorder
@@ -28,6 +30,7 @@ from relight.lifecycle.threads import Threads
 from relight.model.run import ItemResult, Message, Page, Run, RunFilter, Status
 from relight.ports.store import Store
 from relight.recovery.startup import StartupRecovery
+
 
 class Relight:
     """A durable workflow engine on one store.
@@ -55,12 +58,11 @@ class Relight:
         self._entropy = entropy
         self._services: Services | None = None
         self._orchestrator: Orchestrator | None = None
-        self._recovery: asyncio.Task[None] | None = None
         self._blocking: BlockingRelight | None = None
 
     # ---- life
 
-    async def __aenter__(self) -> Relight:
+    async def __aenter__(self) -> Self:
         await self.open()
         return self
 
@@ -95,6 +97,7 @@ class Relight:
             clock=self._clock,
             entropy=self._entropy,
             threads=Threads(loop, self.config.max_threads),
+            background=Background(loop),
             registry=REGISTRY,
             config=self.config,
             owner=f"{name}#{self._entropy.uuid().hex[:12]}",
@@ -103,12 +106,12 @@ class Relight:
         install_task_factory(loop)
         recorder.start()
         self._orchestrator = Orchestrator(self._services)
+        self._orchestrator.start()
         if self.config.recovery.enabled:
-            self._orchestrator.start()
             REGISTRY.listen(self._orchestrator.flow_registered)
             for flow in REGISTRY.names():
                 self._orchestrator.flow_registered(flow)
-            self._recovery = start_task(loop, StartupRecovery(self._orchestrator).run(), None, "relight-startup")
+            self._services.background.start(StartupRecovery(self._orchestrator).run(), "startup")
 
     async def close(self) -> None:
         """Let steps in flight finish, within shutdown_grace; take every run out of memory; close the store."""
@@ -118,19 +121,19 @@ class Relight:
         if self.config.recovery.enabled:
             with contextlib.suppress(ValueError):
                 REGISTRY.unlisten(orchestrator.flow_registered)
-        if self._recovery is not None:
-            self._recovery.cancel()
-            await asyncio.wait([self._recovery])
         await orchestrator.stop(self.config.shutdown_grace_seconds)
+        await services.background.stop()
         await services.recorder.stop()
         await services.store.close()
         remove_task_factory(services.loop)
-        self._services = self._orchestrator = self._recovery = None
+        self._services = self._orchestrator = None
 
     @property
     def services(self) -> Services:
         if self._services is None:
-            raise RelightError("this Relight is not open: use it inside `async with Relight(...)` or `with Relight(...)`")
+            raise RelightError(
+                "this Relight is not open: use it inside `async with Relight(...)` or `with Relight(...)`"
+            )
         return self._services
 
     @property
@@ -199,7 +202,7 @@ class Relight:
         """A new run with the same input that keeps everything the old one finished before `from_step`."""
         return Handle(self, await fork(self.orchestrator, id, from_step, new_id))
 
-    async def items(self, id: str) -> list[ItemResult]:  # noqa: A002
+    async def items(self, id: str) -> Sequence[ItemResult]:  # noqa: A002
         """The finished foreach items of a run."""
         return await self.services.store.item_results(id)
 
@@ -241,7 +244,6 @@ def make_store(url: str, clock: Clock) -> Store:
         raise ConfigError(f"store {url!r}: this version knows memory:, sqlite:///path and plain paths")
     else:
         path = url
-    from relight.backends.sqlite.store import SqliteStore  # apsw is loaded only when SQLite is used
+    from relight.backends.sqlite.store import SqliteStore  # noqa: PLC0415 - apsw is loaded only when SQLite is used
 
     return SqliteStore(path, clock=clock)
-

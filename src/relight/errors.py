@@ -139,7 +139,7 @@ class FencedError(StoreError):
     """The run's epoch has moved on: another owner claimed it, and this process must drop it."""
 
 
-class RunCancelled(BaseException):  # noqa: N818 - not an error: a request the flow can hear, as CancelledError is
+class RunCancelled(BaseException):
     """Raised inside a flow at its next wait once its run is being cancelled.
 
     A BaseException, so that `except Exception` around a step cannot swallow a cancellation. Steps called while it
@@ -147,7 +147,7 @@ class RunCancelled(BaseException):  # noqa: N818 - not an error: a request the f
     """
 
 
-class Unwind(BaseException):  # noqa: N818 - never an error: see the class docstring
+class Unwind(BaseException):
     """Takes a run's code out of memory: parking, pausing, shutting down, fencing.
 
     It is no outcome of the flow. Any durable operation called while it travels raises it again, so that a step in a

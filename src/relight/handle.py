@@ -26,9 +26,6 @@ from relight.model.run import Hold, Message, MessageKind, Run, Status
 if TYPE_CHECKING:
     from relight.engine import Relight
 
-# A wait for a result looks at the store at least this often, should every notification be lost.
-LOOK_SECONDS = 2.0
-
 
 class Handle:
     """What `start` and `get` return. It holds no state of the run: every question goes to the store."""
@@ -57,8 +54,11 @@ class Handle:
         """
         seconds = None if timeout is None else parse_duration(timeout, "result(timeout=)")
         try:
-            async with asyncio.timeout(seconds):
+            if seconds is None:
                 row = await self._ended()
+            else:
+                async with asyncio.timeout(seconds):
+                    row = await self._ended()
         except TimeoutError:
             fault = self._relight.fault
             why = f"; nothing is being committed: {fault}" if fault else ""
@@ -79,8 +79,7 @@ class Handle:
                     if row.status.terminal:
                         return row
                     _raise_if_held(row)
-                done, _ = await asyncio.wait([news], timeout=LOOK_SECONDS)
-                row = news.result() if done else None
+                row = await news  # None: look again, something happened (or nothing has for a while)
                 if row is not None:
                     return row
             finally:

@@ -36,6 +36,7 @@ class Token(enum.StrEnum):
     RECOVERY_FAILED = "RECOVERY_FAILED"
     UNWIND_STUCK = "UNWIND_STUCK"
     CANCEL_FORCED = "CANCEL_FORCED"
+    INTERNAL_ERROR = "INTERNAL_ERROR"
 
 
 MEANING: dict[Token, str] = {
@@ -61,9 +62,10 @@ MEANING: dict[Token, str] = {
     Token.RECOVERY_FAILED: "taking up a run failed for a passing reason; it is tried again",
     Token.UNWIND_STUCK: "a flow did not let itself be taken out of memory in time and was abandoned",
     Token.CANCEL_FORCED: "a cancelled run did not finish its clean-up within cancel_grace",
+    Token.INTERNAL_ERROR: "a task of the engine itself broke; this is a bug worth reporting, with the traceback",
 }
 
 
-def log(level: int, token: Token, message: str) -> None:
-    """One line: the token, then a sentence with the run it is about."""
-    logger.log(level, "[%s] %s", token.value, message)
+def log(level: int, token: Token, message: str, error: BaseException | None = None) -> None:
+    """One line: the token, then a sentence with the run it is about; with `error`, its traceback under it."""
+    logger.log(level, "[%s] %s", token.value, message, exc_info=error)

@@ -1,0 +1,1 @@
+"""Stores. Siblings never import each other; the engine picks one."""

@@ -1,0 +1,1 @@
+"""Describing work: what users write, and how it is named, typed and fingerprinted."""

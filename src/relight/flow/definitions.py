@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Coroutine
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, get_type_hints, overload
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, get_type_hints, overload
 
 from relight.durations import Duration, parse_duration
 from relight.errors import DefinitionError
@@ -48,7 +48,7 @@ class Definition(Generic[P, R]):
         self.is_async = inspect.iscoroutinefunction(fn)
         self.what = f"{self.kind} {self.name!r}"
         self.arguments = ArgumentsCodec(fn, self.what)
-        functools.update_wrapper(self, fn)
+        functools.update_wrapper(cast(Any, self), fn)
 
     @property
     def place(self) -> str:
@@ -94,10 +94,10 @@ class Step(Definition[P, R]):
         if type(scope) is not Scope:  # outside a run, or inside a step's body: a plain function
             return self.fn(*args, **kwargs)
         if scope.thread is not None:
-            return scope.perform(scope.run.step(scope, self, args, kwargs))  # type: ignore[no-any-return]
+            return scope.perform(scope.run.step(scope, self, args, kwargs))  # type: ignore[no-any-return]  # it is R here
         operation = scope.run.step(None, self, args, kwargs)
-        operation.__name__ = self.name  # what a task made of it is called, and with it its scope
-        return operation  # type: ignore[return-value]
+        operation.__name__ = self.name  # type: ignore[attr-defined]  # the name of a task made of it, and so of its scope
+        return operation  # type: ignore[return-value]  # what R is depends on the caller, see `step`
 
 
 class Flow(Definition[P, R]):
@@ -116,15 +116,16 @@ class Flow(Definition[P, R]):
         if type(scope) is not Scope:
             return self.fn(*args, **kwargs)
         operation = scope.run.child(scope.explicit, self, args, kwargs)
-        operation.__name__ = self.name
-        return scope.perform(operation)  # type: ignore[no-any-return]
+        operation.__name__ = self.name  # type: ignore[attr-defined]  # as above
+        return scope.perform(operation)  # type: ignore[no-any-return]  # R, or a coroutine of it
 
 
 def return_annotation(fn: Callable[..., Any]) -> Any:
+    """What a function says it returns; Any where it says nothing."""
     try:
         return get_type_hints(fn, include_extras=True).get("return", Any)
-    except Exception:  # an annotation that cannot be resolved: the codec explains it when a value does not survive
-        return fn.__annotations__.get("return", Any)
+    except Exception:  # noqa: BLE001 - an annotation that cannot be resolved: the codec explains it when a value does not survive
+        return getattr(fn, "__annotations__", {}).get("return", Any)
 
 
 # What a sync step's call gives depends on who calls it (its result in a sync flow, an awaitable in an async one), which no

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from relight.errors import StepError
-from relight.flow.survival import survives
+from relight.flow.survival import LOST, plain_copy
 from relight.model.journal import ErrorRecord
 
 MAX_TEXT_CHARS = 16 * 1024  # of a message or traceback; of a longer one, head and tail are kept
@@ -68,7 +68,9 @@ def rebuild_error(record: ErrorRecord) -> BaseException:
 
 def _record(exc: BaseException, depth: int) -> ErrorRecord:
     args, attributes = _state(exc)
-    kept: dict[str, object] = {name: value for name, value in attributes.items() if _is_small_data(value)}
+    copies = {name: plain_copy(value, MAX_DATA_BYTES) for name, value in attributes.items()}
+    kept: dict[str, object] = {name: copy for name, copy in copies.items() if copy is not LOST}
+    kept_args = plain_copy(list(args), MAX_DATA_BYTES)
     if isinstance(exc, BaseExceptionGroup) and depth > 0:
         members = [_record(member, depth - 1) for member in exc.exceptions[:MAX_GROUP]]
         for member in members:
@@ -80,7 +82,7 @@ def _record(exc: BaseException, depth: int) -> ErrorRecord:
         type=_name(type(exc)),
         message=_message(exc),
         traceback=_traceback(exc),
-        args=list(args) if _is_small_data(list(args)) else None,
+        args=None if kept_args is LOST else kept_args,
         attributes=kept or None,
         notes=[_bounded(note) for note in _notes(exc) if not note.startswith(_TRACEBACK_NOTE)][:MAX_NOTES] or None,
     )
@@ -105,10 +107,6 @@ def _state(exc: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
         pass
     attributes.pop("__notes__", None)
     return tuple(args), {name: value for name, value in attributes.items() if isinstance(name, str)}
-
-
-def _is_small_data(value: Any) -> bool:
-    return survives(value) and len(msgspec.json.encode(value)) <= MAX_DATA_BYTES
 
 
 def _name(cls: type) -> str:

@@ -31,7 +31,9 @@ def sleep(duration: Duration) -> Any:
     scope = current_scope("sleep()")
     if scope is not None:
         return scope.perform(scope.run.sleep(scope.explicit, seconds))
-    return asyncio.sleep(seconds) if _in_event_loop() else block(seconds)
+    if _in_event_loop():
+        return asyncio.sleep(seconds)  # noqa: TID251 - outside a run this is what a flow's sleep means
+    return block(seconds)
 
 
 def wait_for(name: str, type: Any = Any, timeout: Duration | None = None, default: Any = MISSING) -> Any:  # noqa: A002 - reads best

@@ -11,7 +11,7 @@ late.
 `seal` returns the value as it will come back, decoded from the very bytes that are journaled. Go on with that
 one, and a flow sees the same live and replayed. What "the same" means is decided by `==`: a field that a
 class leaves out of its comparison may be lost, and an IntEnum without an annotation comes back (live, too) as
-the int that it equals.
+the int that it equals. A set comes back equal, but its elements in any order: sort it before a flow walks it.
 """
 
 from __future__ import annotations
@@ -292,6 +292,8 @@ class ArgumentsCodec:
         else:
             _, filled = self._fill(args, kwargs)
             values = [d if v is UNPASSED else v for v, d in zip(filled, self._defaults, strict=True)]
+        if not values:
+            return _NO_ARGUMENTS
         for value in values:
             if type(value) not in _PLAIN or (type(value) is float and value - value != 0.0):
                 break
@@ -332,4 +334,5 @@ def _data_or_none(codec: ValueCodec, default: Any) -> Any:
     return default
 
 
+_NO_ARGUMENTS = text_digest(b"[]")
 _open_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode

@@ -34,7 +34,9 @@ class Registry:
         found = self._flows.get(name)
         if found is None:
             known = ", ".join(sorted(self._flows)) or "none"
-            raise UnknownFlowError(f"no flow named {name!r} is registered in this process (registered: {known}); import it")
+            raise UnknownFlowError(
+                f"no flow named {name!r} is registered in this process (registered: {known}); import it"
+            )
         return found
 
     def find(self, name: str) -> Flow[..., Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 from relight.durations import Duration, parse_duration
@@ -76,7 +76,7 @@ def _fibonacci(n: int) -> float:
     return a
 
 
-_FACTOR = {
+_FACTOR: dict[str, Callable[[int], float]] = {
     "fixed": lambda attempt: 1.0,
     "exponential": lambda attempt: 2.0 ** min(attempt - 1, 1000),
     "fibonacci": _fibonacci,

@@ -82,7 +82,12 @@ class Operations(Protocol):
     ) -> Coroutine[Any, Any, list[Any]]: ...
     def parallel(self, scope: Scope | None, branches: list[Callable[[], Any]]) -> Coroutine[Any, Any, list[Any]]: ...
     def spawn(
-        self, scope: Scope | None, flow: Flow[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], run_id: str | None
+        self,
+        scope: Scope | None,
+        flow: Flow[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        run_id: str | None,
     ) -> Coroutine[Any, Any, str]: ...
     def join(self, scope: Scope | None, run_id: str, flow: Flow[..., Any]) -> Coroutine[Any, Any, Any]: ...
     def value(self, scope: Scope, name: str) -> Any: ...
@@ -91,7 +96,20 @@ class Operations(Protocol):
 class Scope:
     """One sequential thread of control of one run."""
 
-    __slots__ = ("cancel_seen", "counts", "ident", "path", "position", "prefix", "recorded", "run", "run_key", "thread", "parent")
+    __slots__ = (
+        "cancel_seen",
+        "counts",
+        "ident",
+        "parent",
+        "path",
+        "position",
+        "prefix",
+        "recorded",
+        "run",
+        "run_key",
+        "task",
+        "thread",
+    )
 
     def __init__(
         self, run: Operations, path: str, run_key: str, parent: Scope | None, thread: FlowThread | None = None
@@ -103,11 +121,12 @@ class Scope:
         self.run_key = run_key  # the key of the (child) run this scope belongs to
         self.ident = get_ident()  # of the engine's loop, where scopes are made and operations begin
         self.thread = thread  # None: async code on the engine's loop
+        self.task: asyncio.Task[Any] | None = None  # async code: the task that runs it, known once an operation begins
         self.counts: dict[str, int] = {}
         self.recorded = run.recorded_in(path)  # what replay expects here, in order; None once there is nothing (more)
         self.position = 0
         # The run's cancellation was raised here (or in a branch of this) once; from then on this is clean-up.
-        self.cancel_seen = parent is not None and parent.cancel_seen
+        self.cancel_seen: bool = parent is not None and parent.cancel_seen
 
     def begin(self, name: str) -> str:
         """The key of the next operation called `name` here."""
@@ -119,9 +138,9 @@ class Scope:
                 f"{name!r} was called from a thread that is not its flow's: steps in threads of your own cannot be kept in "
                 "order; use parallel() in a sync flow, asyncio.gather in an async one"
             )
-        count = self.counts.get(name, 0)
-        self.counts[name] = count + 1
-        return f"{self.prefix}{name}:{count}" if count else self.prefix + name
+        if self.task is None or self.thread is not None:  # a sync flow's operations are tasks of their own
+            self.task = asyncio.current_task()
+        return self.child_path(name)
 
     def child_path(self, name: str) -> str:
         """The path of the next scope called `name` inside this one; shares the numbering of operations."""

@@ -51,6 +51,7 @@ class Slots:
         self.slots = [_slot(fn, parameter) for parameter in parameters]
         self.positional = sum(kind not in order for kind in kinds)
         self.required = sum(slot.default is UNPASSED for slot in self.slots[: self.positional])
+        self.takes_only_positional = self.positional == len(kinds)
         self._takes_more = Parameter.VAR_POSITIONAL in kinds
         self._takes_any_keyword = Parameter.VAR_KEYWORD in kinds
         # By which keyword each slot may be given, None for positional-only ones, and whether it must be.
@@ -61,10 +62,6 @@ class Slots:
         self._positional = expected[: self.positional]
         self._keyword_only = [e for e, kind in zip(expected, kinds, strict=True) if kind is Parameter.KEYWORD_ONLY]
         self._keywords = frozenset(keyword for keyword, _ in self._positional + self._keyword_only)
-
-    @property
-    def takes_only_positional(self) -> bool:
-        return self.positional == len(self.slots)
 
     def fill(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """One value per slot, UNPASSED where the default applies. TypeError if the call does not fit."""
@@ -87,6 +84,8 @@ class Slots:
 
     def spread(self, values: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The inverse of `fill`: what to call the function with. `values` are complete, defaults included."""
+        if self.takes_only_positional:
+            return tuple(values), {}
         args = tuple(values[: self.positional])
         rest = values[self.positional :]
         if self._takes_more:

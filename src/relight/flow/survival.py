@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from decimal import Decimal
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -44,6 +44,9 @@ _MAX_INT_BITS = 14_283  # 4,299 digits: CPython reads and writes no longer ones 
 _TOO_DEEP = "it is nested too deeply; journal a flatter value"
 
 
+LOST: Final = object()
+
+
 class Loss(NamedTuple):
     """One part of a value that is lost: where (`.items[3].price`, "" is the value itself) and why."""
 
@@ -60,12 +63,14 @@ def same(value: Any, back: Any) -> bool:
         return False
 
 
-def survives(value: Any) -> bool:
-    """Whether `value` comes back as it is without any annotation."""
+def plain_copy(value: Any, max_bytes: int) -> Any:
+    """`value` in plain JSON types if it survives without annotation, in that many bytes; else LOST."""
     try:
-        return find_difference(value, msgspec.json.decode(jsonform.encode(value))) is None
+        data = jsonform.encode(value)
+        back = msgspec.json.decode(data)
+        return LOST if len(data) > max_bytes or find_difference(value, back) else back
     except Exception:  # noqa: BLE001 - whatever the reason, the answer is no
-        return False
+        return LOST
 
 
 def find_difference(value: Any, back: Any) -> Loss | None:

@@ -1,0 +1,1 @@
+"""A run's life, to be read in this order: start, execute, steps, waits, record, checkpoint, hold, recover."""

@@ -15,8 +15,8 @@ which uvloop does not show: there, use the timeouts of Relight's own operations 
 from __future__ import annotations
 
 import asyncio
-import asyncio.tasks
 import asyncio.taskgroups
+import asyncio.tasks
 import inspect
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +25,14 @@ from relight.lifecycle.threads import DurableFuture
 if TYPE_CHECKING:
     from relight.lifecycle.run import LiveRun
 
-_GATHERING: type = asyncio.tasks._GatheringFuture  # type: ignore[attr-defined]  # no public name for what gather() returns
+_GATHERING: Any = vars(asyncio.tasks)["_GatheringFuture"]  # no public name for what gather() returns
 _TASK_GROUP_EXIT = asyncio.TaskGroup.__aexit__.__code__
 _TASK_GROUP_INNER = getattr(asyncio.TaskGroup, "_aexit", asyncio.TaskGroup.__aexit__).__code__
-_WAIT = asyncio.tasks._wait.__code__  # type: ignore[attr-defined]  # the coroutine under asyncio.wait()
+_WAIT = vars(asyncio.tasks)["_wait"].__code__  # the coroutine under asyncio.wait()
 
 
 def is_blocked(run: LiveRun) -> bool:
+    """See the module's docstring."""
     if run.main is None or run.inflight or not run.waits:
         return False
     tasks = {run.main, *run.tasks}
@@ -46,16 +47,21 @@ def _waits_durably(task: asyncio.Task[Any], tasks: set[asyncio.Task[Any]]) -> bo
     waiter = getattr(task, "_fut_waiter", None)  # None: it is about to run
     if waiter is None or waiter.done():
         return False
-    if isinstance(waiter, DurableFuture) or waiter in tasks:
+    if _ends_with_others(waiter, tasks):
         return True
-    if isinstance(waiter, _GATHERING):
-        return all(child in tasks or child.done() for child in waiter._children)
     frame = _innermost_frame(task)
     if frame is None:
         return False
     if frame.f_code in (_TASK_GROUP_EXIT, _TASK_GROUP_INNER):
         return True
     return frame.f_code is _WAIT and frame.f_locals.get("timeout_handle") is None
+
+
+def _ends_with_others(future: Any, tasks: set[asyncio.Task[Any]]) -> bool:
+    if isinstance(future, DurableFuture) or future in tasks:
+        return True
+    gathered = getattr(future, "_children", None) if isinstance(future, _GATHERING) else None
+    return gathered is not None and all(child.done() or _ends_with_others(child, tasks) for child in gathered)
 
 
 def _innermost_frame(task: asyncio.Task[Any]) -> Any:
@@ -70,7 +76,7 @@ def _innermost_frame(task: asyncio.Task[Any]) -> Any:
 
 def _has_timeout(run: LiveRun, tasks: set[asyncio.Task[Any]]) -> bool:
     for handle in getattr(run.services.loop, "_scheduled", ()):
-        owner = getattr(handle._callback, "__self__", None)
-        if isinstance(owner, asyncio.Timeout) and not handle.cancelled() and owner._task in tasks:
+        owner = getattr(getattr(handle, "_callback", None), "__self__", None)
+        if isinstance(owner, asyncio.Timeout) and not handle.cancelled() and getattr(owner, "_task", None) in tasks:
             return True
     return False

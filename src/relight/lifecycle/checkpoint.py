@@ -11,7 +11,6 @@ import logging
 from typing import TYPE_CHECKING
 
 from relight.errors import StoreError
-from relight.flow.scope import start_task
 from relight.model.journal import Journal
 from relight.model.replay import encode_state, restore
 from relight.telemetry import Token, log
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 def begin(run: LiveRun) -> None:
     """Called when a commit has taken the journal past its mark."""
     run.writer.checkpoint_at = None  # one at a time
-    start_task(run.services.loop, checkpoint(run), None, "relight-checkpoint")
+    run.services.background.start(checkpoint(run), "checkpoint")
 
 
 async def checkpoint(run: LiveRun) -> None:

@@ -62,14 +62,15 @@ async def call(
     _end(run, key, Status.COMPLETED, output=b"" if blob else sealed, output_blob=blob)
     run.set_running()
     await run.settle()
+    run.host.tell(run.run_id(key))
     return value
 
 
 def _create(run: LiveRun, scope: Scope, flow: Flow[..., Any], key: str, data: bytes, at: float) -> None:
     """The child's row and first entry ride with whatever is committed next: before that, nothing of it has happened."""
     raw, blob = run.payload(data)
-    commit = run.record(j.RunCreated(key, flow.name, flow.fingerprint, raw, blob, at))
-    commit.runs.append(
+    run.record(j.RunCreated(key, flow.name, flow.fingerprint, raw, blob, at))
+    run.writer.insert(
         Run(
             id=run.run_id(key),
             root_id=run.id,
@@ -86,11 +87,16 @@ def _create(run: LiveRun, scope: Scope, flow: Flow[..., Any], key: str, data: by
 
 
 def _end(run: LiveRun, key: str, status: Status, **fields: Any) -> None:
-    run.writer.draft.changes.append(RunChange(run_id=run.run_id(key), status=status, **fields))
+    run.writer.change(RunChange(run_id=run.run_id(key), status=status, **fields))
 
 
 async def spawn(
-    run: LiveRun, scope: Scope | None, flow: Flow[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], run_id: str | None
+    run: LiveRun,
+    scope: Scope | None,
+    flow: Flow[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    run_id: str | None,
 ) -> str:
     """One commit: this run's entry, the spawned run's row and its first entry."""
     scope = here(scope)
@@ -110,8 +116,8 @@ async def spawn(
         await _check_free(run, flow, spawned_id, data)
     raw, blob = run.payload(data)
     first = j.encode_event(j.RunCreated("", flow.name, flow.fingerprint, raw, blob, at, parent=run.id))
-    commit = run.record(j.RunSpawned(key, spawned_id))
-    commit.runs.append(
+    run.record(j.RunSpawned(key, spawned_id))
+    run.writer.insert(
         Run(
             id=spawned_id,
             root_id=spawned_id,
@@ -124,9 +130,9 @@ async def spawn(
             wake_at=at,
             input=b"" if blob else data,
             input_blob=blob,
-        )
+        ),
+        first,
     )
-    commit.spawned.append((spawned_id, first))
     run.unsettled = False
     run.set_running()
     await run.settle()
@@ -169,9 +175,9 @@ async def join(run: LiveRun, scope: Scope | None, run_id: str, flow: Flow[..., A
     elif ended.error is not None:
         error = msgspec.json.decode(ended.error, type=j.ErrorRecord)
     output = j.NULL if ended.output is None or ended.output_blob else msgspec.Raw(ended.output)
-    commit = run.record(j.RunJoined(key, output, ended.output_blob, error, message_id))
+    run.record(j.RunJoined(key, output, ended.output_blob, error, message_id))
     if message_id:
-        commit.consumed.append(message_id)
+        run.writer.consume([message_id])
     run.set_running()
     await run.settle()
     if error is not None:

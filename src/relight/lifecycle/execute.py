@@ -14,6 +14,7 @@ from relight.flow.definitions import Flow
 from relight.flow.payloads import record_error
 from relight.flow.scope import CURRENT, Scope
 from relight.lifecycle import hold, waits
+from relight.lifecycle.replayer import Replayer
 from relight.lifecycle.threads import FlowThread
 from relight.model import journal as j
 from relight.model.blob import blob_digest
@@ -60,6 +61,7 @@ def check_run_id(run_id: str) -> str:
 
 
 def same_input(row: Run, data: bytes) -> bool:
+    """Whether a run was started with exactly this input."""
     return row.input == data if not row.input_blob else row.input_blob == blob_digest(data)
 
 
@@ -76,7 +78,7 @@ async def drive(run: LiveRun, flow: Flow[..., Any]) -> None:
         value = await call_flow(run, call, None)
     except (KeyboardInterrupt, SystemExit):
         raise  # the process is being stopped: the run stays as it is and is recovered
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - how the flow ended is what is recorded next
         failure = error
     try:
         if run.stopping is None:
@@ -96,13 +98,26 @@ async def call_flow(run: LiveRun, call: Call, parent: Scope | None) -> Any:
         thread = parent.thread if parent is not None else None
         scope = Scope(run, call.key, call.key, parent, thread if not flow.is_async else None)
         try:
-            value = await _with_timeout(run, call, scope)
+            if (
+                flow.is_async and flow.timeout_seconds is None
+            ):  # the usual way, with no frames in between to wake through
+                token = CURRENT.set(scope)
+                try:
+                    value = await flow.fn(*call.args, **call.kwargs)
+                finally:
+                    CURRENT.reset(token)
+            else:
+                value = await _with_timeout(run, call, scope)
         except Exception as error:
             retry = flow.retry
             if run.stopping is not None or retry is None or not retry.again(call.attempt, error):
                 raise
             until = run.services.clock.now() + retry.delay_after(call.attempt, run.services.entropy.random())
-            log(logging.INFO, Token.RUN_RETRYING, f"run {run.run_id(call.key)}: attempt {call.attempt} failed: {error!r}")
+            log(
+                logging.INFO,
+                Token.RUN_RETRYING,
+                f"run {run.run_id(call.key)}: attempt {call.attempt} failed: {error!r}",
+            )
             run.record(j.RunRetrying(call.key, call.attempt, record_error(error), until))
             run.set_running()
             await run.settle()
@@ -122,8 +137,6 @@ async def call_flow(run: LiveRun, call: Call, parent: Scope | None) -> Any:
 
 async def _remember(run: LiveRun, key: str) -> None:
     """Before a flow is called again: bring back what its earlier attempts finished, from the journal."""
-    from relight.lifecycle.replayer import Replayer
-
     (journal,) = await run.services.store.read([run.id])
     if isinstance(journal, Exception):
         raise journal
@@ -199,7 +212,7 @@ async def _finish(run: LiveRun, flow: Flow[..., Any], value: Any, failure: BaseE
         if failure is None:
             try:
                 data, _ = flow.result.seal(value, run.services.config.payload.max_bytes)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - a result that cannot be journaled fails the run
                 failure = error
         if failure is None:
             output, blob = run.payload(data)
@@ -214,11 +227,12 @@ async def _finish(run: LiveRun, flow: Flow[..., Any], value: Any, failure: BaseE
             run.change(Status.FAILED, error=encoded)
             run.outcome = Run(**_end_row(run, Status.FAILED), error=encoded)
     if run.row.parent_id is not None:
-        run.writer.draft.messages.append(
+        run.writer.send(
             Message(run_id=run.row.parent_id, kind=MessageKind.ENDED, name=run.id, dedup=f"ended:{run.id}", at=now)
         )
     run.over = True  # from here on nothing may be added behind the final entry
     await run.settle()
+    run.ended = True
     run.host.ended(run)
 
 
@@ -234,5 +248,3 @@ def _end_row(run: LiveRun, status: Status) -> dict[str, Any]:
         "updated_at": run.services.clock.now(),
         "parent_id": row.parent_id,
     }
-
-

@@ -34,7 +34,9 @@ class _Item:
         self.scope_path = item_scope(foreach, index, self.digest)
 
 
-async def foreach(run: LiveRun, scope: Scope | None, items: list[Any], each: Callable[..., Any], concurrency: int) -> list[Any]:
+async def foreach(
+    run: LiveRun, scope: Scope | None, items: list[Any], each: Callable[..., Any], concurrency: int
+) -> list[Any]:
     """See flow.operations.foreach. The items' results are the foreach's only record: there is no entry for its end."""
     scope = here(scope)
     key = scope.begin("$foreach")
@@ -42,7 +44,9 @@ async def foreach(run: LiveRun, scope: Scope | None, items: list[Any], each: Cal
         await hold.interrupt(run, scope, key)
     codec = ValueCodec(Any, f"item of {key}")
     todo = [_Item(key, index, value, codec.seal(value)[0]) for index, value in enumerate(items)]
-    results_codec = each.result if isinstance(each, Definition) else ValueCodec(return_annotation(each), f"result of {key}")
+    results_codec = (
+        each.result if isinstance(each, Definition) else ValueCodec(return_annotation(each), f"result of {key}")
+    )
     results: list[Any] = [None] * len(todo)
     kept = await _kept(run, key, todo, sequential=concurrency == 1)
     for item in todo:
@@ -59,7 +63,7 @@ async def foreach(run: LiveRun, scope: Scope | None, items: list[Any], each: Cal
                 return
             try:
                 results[item.index] = await _one(run, scope, key, item, each, results_codec, thread)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - raised below, once the other branches have ended
                 failures.append(error)
                 return
 
@@ -157,8 +161,8 @@ async def _one(
         result = await call_in(run, inner, each, item.value)
     data, value = codec.seal(result, run.services.config.payload.max_bytes)
     output, blob = run.payload(data)
-    commit = run.record(ItemCompleted(item.scope_path, key, item.index, item.digest, output, blob))
-    commit.items.append(
+    run.record(ItemCompleted(item.scope_path, key, item.index, item.digest, output, blob))
+    run.writer.item(
         ItemResult(
             run_id=run.run_id(scope.run_key),
             key=key,

@@ -36,9 +36,7 @@ async def fork(orchestrator: Orchestrator, run_id: str, from_step: str | None, n
     data = row.input
     if row.input_blob:
         data = await services.store.get_blob(row.input_blob) or b"null"
-    commit = creation(services.config.payload.blob_threshold, flow, forked_id, data, services.clock.now())
-    created = j.decode_event(commit.entries[0])
-    assert isinstance(created, j.RunCreated)
+    commit, created = creation(services.config.payload.blob_threshold, flow, forked_id, data, services.clock.now())
     created = msgspec.structs.replace(created, forked_from=run_id)
     commit.entries = [j.encode_event(created)]
     commit.state = encode_state(TreeState(sequence=1, created=created, outcomes=outcomes))

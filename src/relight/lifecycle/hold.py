@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from relight.errors import RunCancelled, Unwind
-from relight.flow.scope import Scope, start_task
+from relight.flow.scope import Scope
 from relight.lifecycle.blocked import is_blocked
 from relight.model import journal as j
 from relight.model.run import Hold, Message, MessageKind, Status
@@ -54,13 +54,14 @@ def _check_parking(run: LiveRun) -> None:
         run.park_checks = 1
         consider_parking_later(run)
     elif is_blocked(run):
-        start_task(run.services.loop, park(run), None, "relight-park")
+        run.services.background.start(park(run), "park")
     else:
         run.park_checks = min(run.park_checks + 1, 10)
         consider_parking_later(run)
 
 
 def consider_parking_later(run: LiveRun) -> None:
+    """It was not the time: look again, less and less often."""
     run.park_armed = True
     pause = min(run.services.config.park_after_seconds * 2**run.park_checks, LONGEST_PARK_CHECK_SECONDS)
     run.services.clock.call_later(max(pause, 0.01), lambda: _check_parking(run))
@@ -76,14 +77,14 @@ async def park(run: LiveRun) -> None:
 
 async def depart(run: LiveRun, reason: str, grace_seconds: float, write: Any = None) -> None:
     """Unwind the run's code, let `write` put its new status into a commit, and drop the object."""
-    if run.departing or run.over:
+    if run.departing or run.ended:
         return
     run.departing = True
     run.stopping = run.stopping or reason
     for wait in list(run.waits.values()):
         wait.break_off(Unwind(reason))
     await _unwound(run, grace_seconds)
-    if run.over:
+    if run.outcome is not None:
         return  # it reached its end in the meantime
     if run.held is not None:
         kind, why = run.held
@@ -101,7 +102,7 @@ async def depart_by_itself(run: LiveRun) -> None:
 
     Called from the main task itself, so that only the others are waited for.
     """
-    start_task(run.services.loop, depart(run, run.stopping or "stopped", PARK_GRACE_SECONDS), None, "relight-depart")
+    run.services.background.start(depart(run, run.stopping or "stopped", PARK_GRACE_SECONDS), "depart")
 
 
 async def _unwound(run: LiveRun, grace_seconds: float) -> None:
@@ -117,7 +118,11 @@ async def _unwound(run: LiveRun, grace_seconds: float) -> None:
     if left:
         await asyncio.wait(left, timeout=1.0)
         if any(not task.done() for task in left):
-            log(logging.ERROR, Token.UNWIND_STUCK, f"run {run.id}: its code did not end when told to ({run.stopping}); abandoned")
+            log(
+                logging.ERROR,
+                Token.UNWIND_STUCK,
+                f"run {run.id}: its code did not end when told to ({run.stopping}); abandoned",
+            )
 
 
 def fenced(run: LiveRun) -> None:
@@ -128,10 +133,16 @@ def fenced(run: LiveRun) -> None:
     run.stopping = run.stopping or "fenced"
     run.outcome = None
     run.over = False
-    for task in list(run.inflight.values()):
-        task.cancel()
+    _cancel_bodies(run)
     if not run.departing:
-        start_task(run.services.loop, depart(run, "fenced", PARK_GRACE_SECONDS), None, "relight-depart")
+        run.services.background.start(depart(run, "fenced", PARK_GRACE_SECONDS), "depart")
+
+
+def _cancel_bodies(run: LiveRun) -> None:
+    """Step bodies under way: async ones hear of it; a thread cannot be stopped."""
+    for scope in list(run.inflight.values()):
+        if scope.task is not None:
+            scope.task.cancel()
 
 
 # ---- requests from outside
@@ -140,17 +151,17 @@ def fenced(run: LiveRun) -> None:
 def attend(run: LiveRun, message: Message) -> None:
     """A request in the run's inbox."""
     if message.kind is MessageKind.CANCEL:
-        start_task(run.services.loop, cancel(run, message), None, "relight-cancel")
+        run.services.background.start(cancel(run, message), "cancel")
     elif message.kind is MessageKind.PAUSE:
-        start_task(run.services.loop, _pause(run, message), None, "relight-pause")
+        run.services.background.start(_pause(run, message), "pause")
     else:  # resume: it is in memory, so it has been
-        run.writer.draft.consumed.append(message.id)
+        run.writer.consume([message.id])
 
 
 async def _pause(run: LiveRun, message: Message) -> None:
     def write() -> None:
         run.change(Status.PAUSED, hold=Hold.USER, reason="paused by request; resume() frees it", owner=None)
-        run.writer.draft.consumed.append(message.id)
+        run.writer.consume([message.id])
 
     await depart(run, "paused", run.services.config.shutdown_grace_seconds, write)
 
@@ -160,13 +171,13 @@ async def cancel(run: LiveRun, message: Message) -> None:
     if run.stopping is not None or run.over:
         return  # it leaves memory: the message stays in its inbox
     if run.cancel_reason is not None:
-        run.writer.draft.consumed.append(message.id)
+        run.writer.consume([message.id])
         return
     reason = str(msgspec.json.decode(message.payload) or "cancelled")
     run.cancel_reason = reason
-    commit = run.writer.add(j.CancelRequested("", reason, run.services.clock.now()))
-    commit.consumed.append(message.id)
-    commit.cancel_spawned = reason
+    run.writer.add(j.CancelRequested("", reason, run.services.clock.now()))
+    run.writer.consume([message.id])
+    run.writer.cancel_spawned(reason)
     waits = [wait for wait in run.waits.values() if not wait.future.done()]
     for wait in waits:
         run.writer.add(j.OperationCancelled(wait.key))
@@ -177,8 +188,7 @@ async def cancel(run: LiveRun, message: Message) -> None:
         return
     for wait in waits:
         wait.break_off(RunCancelled(reason))
-    for task in list(run.inflight.values()):
-        task.cancel()
+    _cancel_bodies(run)
     begin_grace(run)
 
 
@@ -190,14 +200,18 @@ def begin_grace(run: LiveRun) -> None:
 def _force(run: LiveRun) -> None:
     if run.over or run.stopping is not None:
         return
-    log(logging.WARNING, Token.CANCEL_FORCED, f"run {run.id}: its clean-up took longer than cancel_grace; cancelled all the same")
+    log(
+        logging.WARNING,
+        Token.CANCEL_FORCED,
+        f"run {run.id}: its clean-up took longer than cancel_grace; cancelled all the same",
+    )
 
     def write() -> None:
         assert run.cancel_reason is not None
         run.writer.add(j.RunCancelled("", run.cancel_reason, run.services.clock.now()))
         run.change(Status.CANCELLED, reason=run.cancel_reason)
 
-    start_task(run.services.loop, depart(run, "cancelled", 0.0, write), None, "relight-cancel")
+    run.services.background.start(depart(run, "cancelled", 0.0, write), "cancel")
 
 
 async def interrupt(run: LiveRun, scope: Scope, key: str) -> None:

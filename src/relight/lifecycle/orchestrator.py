@@ -45,6 +45,7 @@ class Orchestrator:
         self._look_again = False  # the store may hold due runs that were not taken up
         self._listen_again = False
         self._doubtful: set[str] = set()  # creations whose commit failed: perhaps they were written after all
+        self._own: set[str] = set()  # runs started here; kept only while recovery is off
         self._room_waiters: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -96,6 +97,8 @@ class Orchestrator:
 
     def drive_new(self, row: Run, state: TreeState, flow: Flow[..., object]) -> None:
         self._reserved -= 1
+        if not self.services.config.recovery.enabled:
+            self._own.add(row.id)
         run = LiveRun(self.services, self, row, row.epoch, state)
         self.drive(run, flow, [])
 
@@ -114,6 +117,7 @@ class Orchestrator:
 
     def ended(self, run: LiveRun) -> None:
         self.live.pop(run.id, None)
+        self._own.discard(run.id)
         self.tell(run.id, run.outcome)
         if run.row.parent_id is not None:
             self._listen()  # the parent's message is in the store now
@@ -125,10 +129,13 @@ class Orchestrator:
         self.tell(run.id, None)
         if run.writer.fenced or self.stopping:
             return
-        self._recheck(run)
+        if run.missed:
+            self._recheck(run)
         self._room_is_free()
 
     def offer(self, run_id: str) -> None:
+        if not self.services.config.recovery.enabled:
+            self._own.add(run_id)
         self._look()
 
     def wake_at(self, when: float) -> None:
@@ -156,6 +163,11 @@ class Orchestrator:
 
         return unwatch
 
+    def _tell_watchers(self) -> None:
+        """Whoever watches a run that is not in memory here should look at the store."""
+        for run_id in [run_id for run_id in self._watchers if run_id not in self.live]:
+            self.tell(run_id)
+
     def tell(self, run_id: str, row: Run | None = None) -> None:
         for watcher in list(self._watchers.get(run_id, ())):
             watcher(row)
@@ -169,7 +181,12 @@ class Orchestrator:
     async def pause(self, seconds: float) -> None:
         """Wait by the clock: for loops that try again."""
         over: asyncio.Future[None] = self.services.loop.create_future()
-        timer = self.services.clock.call_later(seconds, lambda: over.done() or over.set_result(None))
+
+        def end() -> None:
+            if not over.done():
+                over.set_result(None)
+
+        timer = self.services.clock.call_later(seconds, end)
         try:
             await over
         finally:
@@ -203,18 +220,14 @@ class Orchestrator:
 
     def _changed(self) -> None:
         """Another process has written."""
-        for run_id in self._watchers:
-            if run_id not in self.live:
-                self.tell(run_id, None)
+        self._tell_watchers()
         self._look_again = self._listen_again = True
         self._wanted.set()
 
     def flow_registered(self, name: str) -> None:
         """From any thread: runs held for want of this flow can go on."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self.services.loop.call_soon_threadsafe(
-                lambda: start_task(self.services.loop, self._free(name), None, "relight-free")
-            )
+            self.services.loop.call_soon_threadsafe(lambda: self.services.background.start(self._free(name), "free"))
 
     async def told(self, message: Message) -> None:
         """A message was posted by this process: no need to wait for the store to tell."""
@@ -231,7 +244,8 @@ class Orchestrator:
                 async with asyncio.timeout(CHECK_SECONDS):
                     await self._wanted.wait()
             if not self._wanted.is_set():
-                self._look_again = True
+                self._look_again = self._listen_again = True
+                self._tell_watchers()
             self._wanted.clear()
             try:
                 await self._resolve_doubts()
@@ -245,12 +259,18 @@ class Orchestrator:
                 log(logging.WARNING, Token.RECOVERY_FAILED, f"{error}; looking again in {CHECK_SECONDS:.0f}s")
                 self._look_again = self._listen_again = True
 
+    def _may_take(self, run_id: str) -> bool:
+        """With recovery off nothing is claimed by itself, but for the runs this process has started."""
+        if run_id in self.live or run_id in self.taking:
+            return False
+        return self.services.config.recovery.enabled or run_id in self._own
+
     async def _take_due(self) -> None:
         """Take up what is due, pass after pass, while there is room; then sleep until the next is."""
         while self.room > 0:
             limit = min(PASS_LIMIT, self.room)
             due = await self.services.store.due(self.services.clock.now(), limit)
-            fresh = [row for row in due if row.id not in self.live and row.id not in self.taking]
+            fresh = [row for row in due if self._may_take(row.id)]
             await take_up(self, fresh, crashed=False)
             if len(due) < limit or not fresh:
                 break
@@ -283,19 +303,21 @@ class Orchestrator:
         if not parked:
             return
         rows = await self.services.store.get_runs(list(parked))
-        wakened = [row for row in rows if row.owner is None and _wakes(row.status, parked[row.id])]
+        wakened = [
+            row for row in rows if row.owner is None and self._may_take(row.id) and _wakes(row.status, parked[row.id])
+        ]
         for start in range(0, len(wakened), PASS_LIMIT):
             await take_up(self, wakened[start : start + PASS_LIMIT], crashed=False)
 
     def _recheck(self, run: LiveRun) -> None:
-        """A run has left memory: was it told something that it was no longer able to hear?"""
+        """A run has left memory and was told something that it was no longer able to hear."""
 
         async def recheck() -> None:
             with contextlib.suppress(StoreUnavailableError):  # the periodic look will find it
                 waiting = await self.services.store.inbox([run.id])
                 await self._route([message for message in waiting if message.id not in run.heard])
 
-        start_task(self.services.loop, recheck(), None, "relight-recheck")
+        self.services.background.start(recheck(), "recheck")
 
     async def _free(self, flow: str) -> None:
         while not self.stopping:
@@ -322,7 +344,7 @@ def _in_effect(run: LiveRun, messages: Sequence[Message]) -> list[Message]:
         switches.pop()
     over = {message.id for message in switches}
     if over:
-        run.writer.draft.consumed.extend(over)
+        run.writer.consume(over)
     return [message for message in messages if message.id not in over]
 
 

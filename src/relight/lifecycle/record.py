@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from relight.errors import StoreUnavailableError
 from relight.model.journal import Event, encode_event
-from relight.ports.store import Commit, Committed, CommitResult, Store
+from relight.model.run import ItemResult, Message, Run, RunChange
+from relight.ports.store import Commit, CommitResult, Committed, Store
 from relight.telemetry import Token, log
 
 MAX_BATCH = 4096  # roots per transaction: bounds the burst; the rest follows at once
@@ -32,6 +33,9 @@ STOP_SECONDS = 5.0
 
 # The pause is real time also under a test's clock: what it waits for is a disk, not a schedule.
 _pause = asyncio.sleep  # noqa: TID251 - see above
+
+Taken = tuple[Commit, list[asyncio.Future[None]]]  # a draft on its way, and who waits for it
+Creation = tuple[Commit, asyncio.Future[CommitResult]]
 
 
 class Writer:
@@ -45,6 +49,7 @@ class Writer:
         "epoch",
         "failed",
         "fenced",
+        "lost",
         "on_checkpoint",
         "on_fenced",
         "root_id",
@@ -66,6 +71,7 @@ class Writer:
         self.on_fenced = on_fenced
         self.on_checkpoint = on_checkpoint
         self.checkpoint_at: int | None = None  # the sequence at which a checkpoint is due
+        self.lost = False  # nothing of this writer is written any more: see fenced and failed
         self.fenced = False  # another owner has the run: nothing of ours is written any more
         self.failed: BaseException | None = None  # the recorder gave up on a draft of this writer
         self._recorder = recorder
@@ -77,21 +83,46 @@ class Writer:
         """The commit that is being gathered; touching it queues it."""
         draft = self._draft
         if draft is None:
-            draft = self._draft = Commit(root_id=self.root_id, epoch=self.epoch)
+            draft = self._draft = Commit(root_id=self.root_id, epoch=self.epoch, entries=[])
             self._recorder.queue(self)
         return draft
 
-    def add(self, event: Event) -> Commit:
+    def add(self, event: Event) -> None:
         """Put an event into the draft. It is not durable before `committed()` says so."""
         draft = self._draft
         if draft is None:
             draft = self.draft
         draft.entries.append(encode_event(event))
-        return draft
+
+    def change(self, change: RunChange) -> None:
+        """A new status of a run of this tree."""
+        self.draft.changes = [*self.draft.changes, change]
+
+    def insert(self, run: Run, first: bytes | None = None) -> None:
+        """A child run, or (with its first entry) a spawned one."""
+        self.draft.runs = [*self.draft.runs, run]
+        if first is not None:
+            self.draft.spawned = [*self.draft.spawned, (run.id, first)]
+
+    def consume(self, message_ids: Iterable[int]) -> None:
+        """Messages that the entries of this draft have taken in."""
+        self.draft.consumed = [*self.draft.consumed, *message_ids]
+
+    def send(self, message: Message) -> None:
+        self.draft.messages = [*self.draft.messages, message]
+
+    def cancel_spawned(self, reason: str) -> None:
+        self.draft.cancel_spawned = reason
+
+    def item(self, item: ItemResult) -> None:
+        self.draft.items = [*self.draft.items, item]
+
+    def blob(self, digest: str, data: bytes) -> None:
+        self.draft.blobs = {**self.draft.blobs, digest: data}
 
     def committed(self) -> asyncio.Future[None]:
         """Ends when everything added so far is durable, or when it never will be: check `fenced` and `failed` then."""
-        future = self._recorder.loop.create_future()
+        future: asyncio.Future[None] = asyncio.Future(loop=self._recorder.loop)
         if self._draft is None and not self._recorder.in_flight(self):
             future.set_result(None)
         else:
@@ -100,7 +131,7 @@ class Writer:
                 _ = self.draft
         return future
 
-    def take(self) -> tuple[Commit, list[asyncio.Future[None]]]:
+    def take(self) -> Taken:
         """The draft leaves for the store."""
         draft, waiters = self._draft, self._waiters
         assert draft is not None
@@ -111,6 +142,7 @@ class Writer:
     def abandon(self, error: BaseException | None) -> None:
         """Nothing more is written by this writer."""
         self.failed = error
+        self.lost = True
         waiters, self._waiters, self._draft = self._waiters, [], None
         _wake(waiters)
 
@@ -135,7 +167,7 @@ class Recorder:
         self._idle: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._closing = False
-        self._creations: list[tuple[Commit, asyncio.Future[CommitResult]]] = []
+        self._creations: list[Creation] = []
 
     def start(self) -> None:
         self._task = self.loop.create_task(self._run(), name="relight-recorder")
@@ -184,42 +216,41 @@ class Recorder:
             creations, self._creations = self._creations[:MAX_BATCH], self._creations[MAX_BATCH:]
             taken = [writer.take() for writer in writers]
             self._batch = tuple(writers) if len(writers) < 8 else frozenset(writers)
-            await self._commit(writers, taken, creations)
+            try:
+                results = await self._commit([commit for commit, _ in taken], creations)
+            except Exception as error:  # noqa: BLE001 - a bug in a backend: no run may go on as if this were written
+                self._broken(error, writers, taken, creations)
+            else:
+                self._settle(writers, taken, creations, results)
             self._batch = ()
 
-    async def _commit(
-        self,
-        writers: list[Writer],
-        taken: list[tuple[Commit, list[asyncio.Future[None]]]],
-        creations: list[tuple[Commit, asyncio.Future[CommitResult]]],
-    ) -> None:
-        """One batch, until the store has taken it."""
-        pause = FIRST_PAUSE_SECONDS
-        while True:
-            batch = [commit for commit, _ in taken]
-            batch.extend(commit for commit, _ in creations)
-            try:
-                results = await self._store.commit(batch)
-            except StoreUnavailableError as error:
-                self._failing(error, creations)
-                creations = []
-                if not taken:
-                    return
-                await _pause(pause)
-                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
-            except Exception as error:  # a bug in a backend: no run of this batch may go on as if it were written
-                log(logging.CRITICAL, Token.COMMIT_FAILED, f"a commit of {len(batch)} runs broke: {error!r}; they are dropped")
-                for _, future in creations:
-                    future.set_exception(error)
-                for writer, (_, waiters) in zip(writers, taken, strict=True):
-                    _wake(waiters)
-                    writer.abandon(error)
-                return
-            else:
-                break
-        if self.fault is not None:
+    async def _commit(self, commits: list[Commit], creations: list[Creation]) -> list[CommitResult]:
+        """One batch, until the store has taken it. Creations are tried once, with the first try."""
+        try:
+            results = await self._store.commit([*commits, *(commit for commit, _ in creations)])
+        except StoreUnavailableError as error:
+            self._failing(error, creations)
+            creations.clear()
+            results = await self._insist(commits) if commits else []
+        if self.fault is not None and results:
             log(logging.WARNING, Token.COMMIT_RECOVERED, "the store takes commits again")
             self.fault = None
+        return results
+
+    async def _insist(self, commits: list[Commit]) -> list[CommitResult]:
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            await _pause(pause)
+            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+            try:
+                return await self._store.commit(commits)
+            except StoreUnavailableError as error:
+                self._failing(error, [])
+
+    def _settle(
+        self, writers: list[Writer], taken: list[Taken], creations: list[Creation], results: list[CommitResult]
+    ) -> None:
+        """The batch is durable: wake everybody who waited for it, in the order of the journal."""
         self.commits += 1
         for writer, (commit, waiters), result in zip(writers, taken, results, strict=False):
             if type(result) is Committed:
@@ -228,7 +259,9 @@ class Recorder:
                 if writer.checkpoint_at is not None and result.sequence >= writer.checkpoint_at:
                     writer.on_checkpoint()
             else:
-                _fence(writer)
+                writer.fenced = True
+                writer.abandon(None)
+                writer.on_fenced()
             for waiter in waiters:
                 if not waiter.done():
                     waiter.set_result(None)
@@ -236,18 +269,19 @@ class Recorder:
             if not future.done():
                 future.set_result(result)
 
-    def _failing(self, error: StoreUnavailableError, creations: list[tuple[Commit, asyncio.Future[CommitResult]]]) -> None:
+    def _broken(self, error: Exception, writers: list[Writer], taken: list[Taken], creations: list[Creation]) -> None:
+        log(logging.CRITICAL, Token.COMMIT_FAILED, f"a commit of {len(taken)} runs broke; they are dropped", error)
+        for _, future in creations:
+            if not future.done():
+                future.set_exception(error)
+        for writer, (_, waiters) in zip(writers, taken, strict=True):
+            writer.abandon(error)
+            _wake(waiters)
+
+    def _failing(self, error: StoreUnavailableError, creations: list[Creation]) -> None:
         level = logging.ERROR if self.fault is None else logging.DEBUG  # say it once, not at every attempt
         log(level, Token.COMMIT_FAILED, f"{error}; nothing goes on until the store takes commits again, trying…")
         self.fault = str(error)
         for _, future in creations:
             if not future.done():
                 future.set_exception(StoreUnavailableError(f"the run was not accepted: {error}"))
-
-
-def _fence(writer: Writer) -> None:
-    writer.fenced = True
-    writer.abandon(None)
-    writer.on_fenced()
-
-

@@ -1,9 +1,9 @@
 """Recover: claim, restore, replay, resume. Also how a parked run comes back: only the reason differs.
 
-    claim ─ raise the epoch in the store, for the whole pass at once; whoever loses the race drops the run
-    read ── checkpoint, tail and inbox of all claimed runs, in one read
-    decide ─ model.decisions, from facts
-    resume ─ the flow is called again; what the journal holds is given back to it instead of done
+claim ─ raise the epoch in the store, for the whole pass at once; whoever loses the race drops the run
+read ── checkpoint, tail and inbox of all claimed runs, in one read
+decide ─ model.decisions, from facts
+resume ─ the flow is called again; what the journal holds is given back to it instead of done
 """
 
 from __future__ import annotations
@@ -147,6 +147,8 @@ async def _hold_unreadable(
     reason = f"{error}; restore the file from a backup and resume() the run, or cancel() it"
     status = RunChange(run_id=row.id, status=Status.PAUSED, hold=Hold.CORRUPT, reason=reason)
     if any(message.kind is MessageKind.CANCEL for message in messages):
-        status = RunChange(run_id=row.id, status=Status.CANCELLED, reason=f"cancelled; its journal was corrupt: {error}")
+        status = RunChange(
+            run_id=row.id, status=Status.CANCELLED, reason=f"cancelled; its journal was corrupt: {error}"
+        )
     await orchestrator.services.store.hold({row.id: epoch}, status)
     orchestrator.tell(row.id)

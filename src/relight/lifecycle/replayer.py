@@ -130,5 +130,3 @@ class Replayer:
             self._next()
         else:
             self._loop.call_soon(self._tick)
-
-

@@ -27,6 +27,7 @@ from relight.flow.payloads import ValueCodec
 from relight.flow.registry import Registry
 from relight.flow.scope import Scope
 from relight.lifecycle import checkpoint, children, fanout, hold, steps, waits
+from relight.lifecycle.background import Background
 from relight.lifecycle.record import Recorder, Writer
 from relight.lifecycle.replayer import Replayer
 from relight.lifecycle.threads import FlowThread, Threads
@@ -34,7 +35,7 @@ from relight.model.blob import blob_digest
 from relight.model.journal import NULL, Event, ValueRecorded
 from relight.model.replay import Ending, Open, Outcome, TreeState
 from relight.model.run import Hold, Message, MessageKind, Run, RunChange, Status
-from relight.ports.store import Commit, Store
+from relight.ports.store import Store
 
 if TYPE_CHECKING:
     from relight.lifecycle.waits import Wait
@@ -48,6 +49,7 @@ class Services(msgspec.Struct, frozen=True):
     clock: Clock
     entropy: Entropy
     threads: Threads
+    background: Background
     registry: Registry
     config: Config
     owner: str
@@ -73,6 +75,10 @@ class Host(Protocol):
         """A parked run is due at this time."""
         ...
 
+    def tell(self, run_id: str) -> None:
+        """Whoever watches this run (a child run, for one) should look at it."""
+        ...
+
 
 class LiveRun:
     """Implements `flow.scope.Operations` for one tree."""
@@ -93,15 +99,17 @@ class LiveRun:
         self.attempt = state.open[""].attempt if "" in state.open else 1
         self.retry_until = state.open[""].until if "" in state.open else None
         self.stopping: str | None = None  # why operations no longer begin, while the run leaves memory
+        self.ended = False  # it is terminal, durably
         self.over = False  # nothing of this object may act any more
         self.held: tuple[Hold, str] | None = None  # it cannot go on, and why
         self.departing = False  # somebody is taking it out of memory
         self.restored = len(state.outcomes)
         self.recovered = False  # its last owner died: what was in flight then is repeated
         self.unsettled = False  # recorded values whose commit nobody has waited for yet
-        self.inflight: dict[str, asyncio.Task[Any]] = {}  # async step bodies, by key
+        self.inflight: dict[str, Scope] = {}  # the scopes of async step bodies under way, by key
         self.waits: dict[str, Wait] = {}
         self.mailbox: list[Message] = []  # signals and endings nobody has waited for yet
+        self.missed = False  # a message came when the run could no longer hear it
         self.heard: set[int] = set()  # ids of all messages delivered to this object
         self.tasks: set[asyncio.Task[Any]] = set()  # every task running this run's code
         self.threads: set[FlowThread] = set()
@@ -161,8 +169,8 @@ class LiveRun:
     async def settle(self) -> None:
         """Wait until everything added so far is durable. Raises Unwind when it never will be."""
         await self.writer.committed()
-        if self.writer.fenced or self.writer.failed is not None:
-            raise Unwind("the run's entries could not be written by this process")
+        if self.writer.lost:
+            raise self.adrift()
 
     def run_id(self, key: str) -> str:
         """The id of the (child) run with this key."""
@@ -176,16 +184,16 @@ class LiveRun:
             times.append(until)
         return min(times, default=None)
 
-    def record(self, event: Event) -> Commit:
+    def record(self, event: Event) -> None:
         """Add an outcome to the journal, unless the run is over: a terminal run's journal is closed."""
         if self.over:
             raise OutsideRunError(f"run {self.id!r} has ended; {event.key!r} finished too late to be recorded")
-        return self.writer.add(event)
+        self.writer.add(event)
 
     def change(self, status: Status, **fields: Any) -> None:
         """Put a new status of the root into the next commit."""
         self.status = status
-        self.writer.draft.changes.append(RunChange(run_id=self.id, status=status, **fields))
+        self.writer.change(RunChange(run_id=self.id, status=status, **fields))
 
     def set_running(self) -> None:
         """Operations go on: say so with the commit they are in, if the store still says otherwise."""
@@ -197,7 +205,7 @@ class LiveRun:
         if len(data) <= self.services.config.payload.blob_threshold:
             return msgspec.Raw(data), ""
         digest = blob_digest(data)
-        self.writer.draft.blobs[digest] = data
+        self.writer.blob(digest, data)
         return NULL, digest
 
     async def load(self, output: msgspec.Raw, blob: str) -> bytes:
@@ -238,7 +246,12 @@ class LiveRun:
         return fanout.parallel(self, scope, branches)
 
     def spawn(
-        self, scope: Scope | None, flow: Flow[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], run_id: str | None
+        self,
+        scope: Scope | None,
+        flow: Flow[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        run_id: str | None,
     ) -> Coroutine[Any, Any, str]:
         return children.spawn(self, scope, flow, args, kwargs, run_id)
 
@@ -283,7 +296,8 @@ class LiveRun:
     def deliver(self, message: Message) -> None:
         """A message reached the run's inbox."""
         if self.stopping is not None or self.over:
-            return  # not heard: it stays in the inbox, and is looked for there once the run has left
+            self.missed = True  # it stays in the inbox, and is looked for there once the run has left
+            return
         if message.id in self.heard:
             return  # loading the inbox and hearing of it may overlap
         self.heard.add(message.id)
@@ -292,6 +306,11 @@ class LiveRun:
             waits.hand_over(self)
         else:
             hold.attend(self, message)
+
+    def adrift(self) -> Unwind:
+        """Nothing of this run is written by this process any more: its code must not go on. Raise what this returns."""
+        self.stopping = self.stopping or "its entries could not be written by this process"
+        return Unwind(self.stopping)
 
     def stuck(self, kind: Hold, error: RelightError) -> Unwind:
         """The run cannot go on: it will be held with this reason. Raise what this returns."""
@@ -305,4 +324,3 @@ class LiveRun:
 
     def _on_fenced(self) -> None:
         hold.fenced(self)
-

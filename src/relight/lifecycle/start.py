@@ -28,7 +28,7 @@ async def start(
     new_id = services.entropy.run_id() if run_id is None else check_run_id(run_id)
     at = services.clock.now()
     room = orchestrator.reserve()
-    commit = creation(services.config.payload.blob_threshold, flow, new_id, data, at)
+    commit, first = creation(services.config.payload.blob_threshold, flow, new_id, data, at)
     assert commit.create is not None
     if room:
         commit.create.status, commit.create.owner, commit.create.wake_at = Status.RUNNING, services.owner, None
@@ -49,16 +49,16 @@ async def start(
     elif isinstance(result, Fenced):
         raise AssertionError(f"creating {new_id!r} cannot be fenced")
     elif room:
-        created = j.decode_event(commit.entries[0])
-        assert isinstance(created, j.RunCreated)
-        orchestrator.drive_new(commit.create, TreeState(sequence=1, created=created), flow)
+        orchestrator.drive_new(commit.create, TreeState(sequence=1, created=first), flow)
     else:
         orchestrator.offer(new_id)
     return new_id
 
 
-def creation(blob_threshold: int, flow: Flow[..., Any], run_id: str, data: bytes, at: float) -> Commit:
-    """The commit that accepts a run, as pending for anybody to take up."""
+def creation(
+    blob_threshold: int, flow: Flow[..., Any], run_id: str, data: bytes, at: float
+) -> tuple[Commit, j.RunCreated]:
+    """The commit that accepts a run, as pending for anybody to take up, and its first event."""
     blob = blob_digest(data) if len(data) > blob_threshold else ""
     raw = j.NULL if blob else msgspec.Raw(data)
     row = Run(
@@ -75,9 +75,10 @@ def creation(blob_threshold: int, flow: Flow[..., Any], run_id: str, data: bytes
         input_blob=blob,
     )
     first = j.RunCreated("", flow.name, flow.fingerprint, raw, blob, at)
-    return Commit(
-        root_id=run_id, epoch=1, create=row, entries=[j.encode_event(first)], blobs={blob: data} if blob else {}
-    )
+    commit = Commit(root_id=run_id, epoch=1, create=row, entries=[j.encode_event(first)])
+    if blob:
+        commit.blobs = {blob: data}
+    return commit, first
 
 
 def _short(data: bytes) -> str:

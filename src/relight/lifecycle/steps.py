@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 
 
 async def perform(
-    run: LiveRun, scope: Scope | None, step: Step[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], wait: bool = True
+    run: LiveRun,
+    scope: Scope | None,
+    step: Step[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    wait: bool = True,
 ) -> Any:
     """One step call of a flow. With wait=False its commit is left to whoever records next (a foreach item)."""
     scope = here(scope)
@@ -50,9 +55,7 @@ async def perform(
     else:
         info = StepInfo(run.run_id(scope.run_key), key, 1, f"{run.id}/{key}")
         token = CURRENT.set(info)
-        task = asyncio.current_task()
-        assert task is not None
-        run.inflight[key] = task
+        run.inflight[key] = scope
         try:
             result = await step.fn(*args, **kwargs)
             data, value = step.result.seal(result, run.services.config.payload.max_bytes)
@@ -69,8 +72,11 @@ async def perform(
         run.record(StepCompleted(key, output, blob, step.fingerprint, digest, 1))
     if run.status is not Status.RUNNING:
         run.set_running()
-    if wait:
-        await run.settle()
+    if wait:  # as run.settle() does, without its frame
+        writer = run.writer
+        await writer.committed()
+        if writer.lost:
+            raise run.adrift()
     return value
 
 
@@ -154,13 +160,16 @@ async def _body(
     remaining = deadline - run.services.clock.now()
     if remaining <= 0:
         raise StepTimeoutError(f"step {info.step!r} passed its deadline while no process was running it")
+    timer = asyncio.timeout(remaining)
     try:
-        async with asyncio.timeout(remaining) as timer:
+        async with timer:
             return await _call(run, scope, step, info, args, kwargs)
     except TimeoutError as error:
         if not timer.expired():
             raise
-        raise StepTimeoutError(f"step {info.step!r} did not finish within its timeout of {step.timeout_seconds}s") from error
+        raise StepTimeoutError(
+            f"step {info.step!r} did not finish within its timeout of {step.timeout_seconds}s"
+        ) from error
 
 
 async def _call(
@@ -172,9 +181,7 @@ async def _call(
         # With a timeout it needs a thread that can be left behind.
         return await run.services.threads.call(lambda: step.fn(*args, **kwargs), info)
     token = CURRENT.set(info)
-    task = asyncio.current_task()
-    assert task is not None
-    run.inflight[info.step] = task
+    run.inflight[info.step] = scope
     try:
         return await step.fn(*args, **kwargs)
     finally:
@@ -206,7 +213,10 @@ def _still_valid(run: LiveRun, step: Step[..., Any], key: str, digest: str, outc
     if outcome.fingerprint == step.fingerprint and outcome.digest == digest:
         return True
     if outcome.fingerprint != step.fingerprint:
-        token, what = Token.FINGERPRINT_MISMATCH, f"code or options changed ({outcome.fingerprint} → {step.fingerprint})"
+        token, what = (
+            Token.FINGERPRINT_MISMATCH,
+            f"code or options changed ({outcome.fingerprint} → {step.fingerprint})",
+        )
     else:
         token, what = Token.INPUT_MISMATCH, f"arguments changed ({outcome.digest} → {digest})"
     policy = run.services.config.recovery.version_mismatch
@@ -224,5 +234,8 @@ def _still_valid(run: LiveRun, step: Step[..., Any], key: str, digest: str, outc
 
 def _say_repeated(run: LiveRun, key: str, begun: Open | None, outcome: Outcome | None) -> None:
     if outcome is None and run.recovered and (begun is None or (begun.until is None and not begun.fatal)):
-        log(logging.INFO, Token.STEP_REPEATED, f"run {run.id}: step {key!r} may have been in flight at the crash; executing it")
-
+        log(
+            logging.INFO,
+            Token.STEP_REPEATED,
+            f"run {run.id}: step {key!r} may have been in flight at the crash; executing it",
+        )

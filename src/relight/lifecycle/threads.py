@@ -10,6 +10,7 @@ so that a flow and its steps share one thread, as a reader of the code expects.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import queue
 import threading
@@ -100,7 +101,7 @@ def _finish(loop: asyncio.AbstractEventLoop, future: asyncio.Future[T], fn: Call
     error: BaseException | None = None
     try:
         result = fn()
-    except BaseException as caught:
+    except BaseException as caught:  # noqa: BLE001 - carried to whoever waits for it
         error = caught
 
     def settle() -> None:
@@ -113,10 +114,8 @@ def _finish(loop: asyncio.AbstractEventLoop, future: asyncio.Future[T], fn: Call
         else:
             future.set_exception(error)
 
-    try:
+    with contextlib.suppress(RuntimeError):  # the loop is gone, and with it everybody who could want to know
         loop.call_soon_threadsafe(settle)
-    except RuntimeError:
-        pass  # the loop is gone, and with it everybody who could want to know
 
 
 class FlowThread:
@@ -132,7 +131,9 @@ class FlowThread:
         self._loop = threads.loop
         self._threads = threads
         self._bounded = bounded
-        self._answers: queue.SimpleQueue[tuple[Any, BaseException | None, Callable[[], None] | None]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[Any, BaseException | None, Callable[[], None] | None]] = (
+            queue.SimpleQueue()
+        )
 
     def start(self, fn: Callable[[], T], current: Scope | StepInfo) -> DurableFuture[T]:
         """Run `fn` in a new thread, with CURRENT as given."""

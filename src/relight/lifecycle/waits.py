@@ -101,6 +101,7 @@ async def begin(run: LiveRun, scope: Scope, key: str, what: str, name: str, unti
 
 
 async def sleep(run: LiveRun, scope: Scope | None, seconds: float) -> None:
+    """See flow.operations.sleep."""
     scope = here(scope)
     key = scope.begin("$sleep")
     if scope.recorded is not None and await run.replayed(scope, key, "wait") is not None:
@@ -122,6 +123,7 @@ async def sleep(run: LiveRun, scope: Scope | None, seconds: float) -> None:
 async def wait_for_signal(
     run: LiveRun, scope: Scope | None, name: str, payload_type: Any, timeout_seconds: float | None, default: Any
 ) -> Any:
+    """See flow.operations.wait_for."""
     scope = here(scope)
     key = scope.begin(f"$wait.{_UNSAFE.sub('_', name)}")
     codec = ValueCodec(payload_type, f"signal {name!r}")
@@ -142,7 +144,8 @@ async def wait_for_signal(
         data = await run.load(NULL, message.payload_blob)
     value = codec.open(data)
     output, blob = (NULL, message.payload_blob) if message.payload_blob else run.payload(data)
-    run.record(SignalReceived(key, output, blob, message.id)).consumed.append(message.id)
+    run.record(SignalReceived(key, output, blob, message.id))
+    run.writer.consume([message.id])
     run.set_running()
     await run.settle()
     return value

@@ -6,4 +6,5 @@ import hashlib
 
 
 def blob_digest(data: bytes) -> str:
+    """The address of this content."""
     return hashlib.sha256(data).hexdigest()

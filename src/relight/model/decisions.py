@@ -13,6 +13,8 @@ from relight.model.run import Status
 
 
 class Action(enum.StrEnum):
+    """What recovery does."""
+
     LEAVE = "leave"  # terminal: no recovery ever touches it
     RESUME = "resume"
     FAIL = "fail"
@@ -33,6 +35,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
+    """What is done, and why, in one sentence."""
+
     action: Action
     reason: str
 

@@ -241,6 +241,7 @@ _decoder = msgspec.json.Decoder(TreeState)
 
 
 def encode_state(state: TreeState) -> bytes:
+    """A checkpoint's content."""
     return _encoder.encode(state)
 
 

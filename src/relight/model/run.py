@@ -110,6 +110,8 @@ class ItemResult(msgspec.Struct, kw_only=True):
 
 
 class MessageKind(enum.StrEnum):
+    """What a run can be told."""
+
     SIGNAL = "signal"
     CANCEL = "cancel"
     PAUSE = "pause"

@@ -1,0 +1,1 @@
+"""What the engine needs from the outside, with the contracts in the docstrings."""

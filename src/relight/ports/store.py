@@ -22,13 +22,16 @@ checkpoints and raises CorruptionError with root and sequence when one does not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 import msgspec
 
 from relight.model.journal import Journal
 from relight.model.run import Hold, ItemResult, Message, Page, Run, RunChange, RunFilter
+
+_NO_BLOBS: Mapping[str, bytes] = MappingProxyType({})
 
 
 class Commit(msgspec.Struct, kw_only=True, gc=False):
@@ -37,17 +40,20 @@ class Commit(msgspec.Struct, kw_only=True, gc=False):
     root_id: str
     epoch: int
     after: int = 0  # the journal's last sequence as the writer knows it
-    entries: list[bytes] = []  # encoded events; they become after+1, after+2, …
+    entries: list[bytes]  # encoded events; they become after+1, after+2, …
     create: Run | None = None  # the root itself: then epoch is its first epoch and after is 0
     state: bytes | None = None  # only with create (a fork): a checkpoint that stands for this commit's entries too
-    runs: list[Run] = []  # child runs of the tree, and spawned roots: inserted unless their id exists
-    spawned: list[tuple[str, bytes]] = []  # first entry of each spawned root in `runs` that was really inserted
-    changes: list[RunChange] = []  # rows of this tree; a terminal row is never changed
-    blobs: dict[str, bytes] = {}
-    items: list[ItemResult] = []
-    messages: list[Message] = []  # to other runs; dropped when that run is terminal or unknown
-    cancel_spawned: str | None = None  # tell every unfinished root whose parent is in this tree: cancel, with this reason
-    consumed: list[int] = []  # ids of this root's messages that the entries have taken in
+    # Most commits have none of these, and there is one per step: hence tuples, which cost nothing to make.
+    runs: Sequence[Run] = ()  # child runs of the tree, and spawned roots: inserted unless their id exists
+    spawned: Sequence[tuple[str, bytes]] = ()  # first entry of each spawned root in `runs` that was really inserted
+    changes: Sequence[RunChange] = ()  # rows of this tree; a terminal row is never changed
+    blobs: Mapping[str, bytes] = _NO_BLOBS
+    items: Sequence[ItemResult] = ()
+    messages: Sequence[Message] = ()  # to other runs; dropped when that run is terminal or unknown
+    cancel_spawned: str | None = (
+        None  # tell every unfinished root whose parent is in this tree: cancel, for this reason
+    )
+    consumed: Sequence[int] = ()  # ids of this root's messages that the entries have taken in
 
 
 class Committed(msgspec.Struct, frozen=True, gc=False):

@@ -1,0 +1,1 @@
+"""Public: what engine builders and users test with."""

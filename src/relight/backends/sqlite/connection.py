@@ -30,6 +30,8 @@ CHECKPOINT_PAGES = 4_000
 # A WAL that outgrew this, while readers kept it from starting over, is cut back.
 WAL_LIMIT_BYTES = 64_000_000
 
+SMALLEST_DATABASE_BYTES = 512
+
 _FLAGS = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOMUTEX
 _MIGRATION = re.compile(r"^(\d{4})_\w+\.sql$")
 
@@ -145,6 +147,10 @@ def refuse_path(path: Path) -> None:
         raise StoreFormatError(f"{path} is a directory: name a file in it, such as {path / 'relight.db'}")
     if not path.parent.is_dir():
         raise StoreFormatError(f"{path} cannot be made: make the folder {path.parent} first")
+    # SQLite takes so short a file for an empty one, and would write over it. Its content cannot be looked at instead:
+    # closing the file would drop the locks of every connection that this process has to it.
+    if path.exists() and 0 < path.stat().st_size < SMALLEST_DATABASE_BYTES:
+        raise StoreFormatError(f"{path} is not a Relight database (it is too short for one): use another path")
 
 
 def opening_error(error: apsw.Error, path: Path) -> StoreError:

@@ -71,7 +71,8 @@ class SqliteStore:
 
     async def close(self) -> None:
         """Waits for what was asked before. Closing twice, or without having opened, does nothing."""
-        for thread in (self._reader, self._writer):  # the last connection folds the WAL into the file
+        threads, self._reader, self._writer = (self._reader, self._writer), None, None
+        for thread in threads:  # the writer last: the last connection folds the WAL into the file
             if thread is not None:
                 await thread.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
@@ -47,7 +48,7 @@ class Writes:
         self._runs += run_row(key, run)
         return key
 
-    def entries(self, key: int, after: int, events: list[bytes]) -> int:
+    def entries(self, key: int, after: int, events: Sequence[bytes]) -> int:
         """The sequence of the last one."""
         rows = self._entries
         for event in events:
@@ -58,15 +59,15 @@ class Writes:
     def checkpoint(self, key: int, sequence: int, state: bytes) -> None:
         self._checkpoints += (key, sequence, state, checksum(sequence, state))
 
-    def blobs(self, blobs: dict[str, bytes]) -> None:
+    def blobs(self, blobs: Mapping[str, bytes]) -> None:
         for blob in blobs.items():
             self._blobs += blob
 
-    def items(self, items: list[ItemResult]) -> None:
+    def items(self, items: Sequence[ItemResult]) -> None:
         for item in items:
             self._items += item_row(item)
 
-    def messages(self, messages: list[Message]) -> None:
+    def messages(self, messages: Sequence[Message]) -> None:
         for message in messages:
             self._messages += message_row(message)
 
@@ -83,7 +84,7 @@ class Writes:
         """The root of this key has ended: its inbox goes."""
         self._ended.append(key)
 
-    def consume(self, key: int, message_ids: list[int]) -> None:
+    def consume(self, key: int, message_ids: Sequence[int]) -> None:
         self._consumed += message_ids
         self._consumers.add(key)
 

@@ -1,0 +1,38 @@
+"""Opening a database that is only looked at: nothing is recovered, nothing is driven, and no file is made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from relight.blocking import BlockingRelight
+from relight.cli.terminal import fail
+from relight.config import load_config
+from relight.engine import Relight
+from relight.errors import RelightError
+
+Database = Annotated[
+    str | None,
+    typer.Option("--db", metavar="PATH", help="The SQLite file; otherwise RELIGHT_STORE, otherwise relight.db here."),
+]
+
+
+@contextmanager
+def looking(db: str | None) -> Iterator[BlockingRelight]:
+    """The database, open for reading. Anything that Relight refuses ends the command with one line."""
+    try:
+        store = load_config(db, {}, os.environ).store
+        if store == "memory:":
+            fail("memory: holds nothing that another process could look at; name a file with --db")
+        path = Path(store.removeprefix("sqlite:///"))
+        if "://" not in store.removeprefix("sqlite:///") and not path.exists():
+            fail(f"there is no database {path}; name one with --db or RELIGHT_STORE")
+        with Relight(store, modules=[], recovery={"enabled": False}) as rl:
+            yield rl
+    except RelightError as error:
+        fail(error)

@@ -1,0 +1,97 @@
+"""The process that `relight demo` kills: a flow of visible steps, run with `python -m relight.cli.demo_flow`.
+
+It knows nothing of the kill. Started a second time with the same arguments it opens the same file, and its run goes on.
+
+The ledger is the evidence and is kept outside the engine's database: one line for every time a step takes effect,
+and one for every time a step's result reaches the flow, each synced to the disk before the code goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Literal
+
+import msgspec
+
+from relight.clock import block
+from relight.engine import Relight
+from relight.flow.definitions import flow, step
+
+
+class Line(msgspec.Struct):
+    """One line of the ledger. `process` tells the first process from the restarted one."""
+
+    process: int
+    event: Literal["effect", "result"]
+    step: int
+
+
+class Ledger:
+    """Append-only. A line that was cut off by the kill, not having been written as a whole, is not read."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def append(self, line: Line) -> None:
+        with open(self.path, "ab") as file:  # noqa: PTH123 - unbuffered in effect: closed, and synced, at once
+            file.write(msgspec.json.encode(line) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read(self) -> list[Line]:
+        try:
+            with open(self.path, "rb") as file:  # noqa: PTH123 - as above
+                whole = file.read().rpartition(b"\n")[0]
+        except FileNotFoundError:  # no step has begun
+            return []
+        return [msgspec.json.decode(line, type=Line) for line in whole.splitlines()]
+
+
+def expected(number: int) -> int:
+    """What a step returns: something that a lost or mixed-up result would not be equal to."""
+    return number * number
+
+
+class Demo(msgspec.Struct):
+    """A flow's input is journaled, so the restarted process must not be told its own number by it."""
+
+    ledger: str
+    steps: int
+    step_seconds: float
+
+
+PROCESS = 0  # 1 before the kill, 2 after; set by main()
+
+
+@step
+def work(number: int, demo: Demo) -> int:
+    """Take effect, then work for a moment: the kill comes while a step is here."""
+    Ledger(demo.ledger).append(Line(PROCESS, "effect", number))
+    block(demo.step_seconds)
+    return expected(number)
+
+
+@flow(name="relight-demo")
+async def visible_steps(demo: Demo) -> int:
+    """Step after step. No other flow should write anything outside a step: here it is the measurement."""
+    total = 0
+    for number in range(1, demo.steps + 1):
+        result = await work(number, demo)
+        if result == expected(number):
+            Ledger(demo.ledger).append(Line(PROCESS, "result", number))
+        total += result
+    return total
+
+
+def main(arguments: list[str]) -> None:
+    """Arguments: database, run id, process number, and the flow's input as JSON."""
+    global PROCESS  # noqa: PLW0603 - a fact about this process
+    database, run_id, process, demo = arguments
+    PROCESS = int(process)
+    with Relight(database) as rl:
+        rl.start(visible_steps, msgspec.json.decode(demo, type=Demo), id=run_id).result()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

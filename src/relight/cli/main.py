@@ -1,0 +1,50 @@
+"""The `relight` command: one file per command, put together here.
+
+Exit codes: 0 done, 1 the command's own answer is no (the demo found a loss), 2 it could not be done (wrong usage, no
+such database, no such run). What failed is one line on stderr; stdout carries only what was asked for.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import typer
+
+from relight.cli.demo import demo
+from relight.cli.runs import runs
+from relight.cli.show import show
+
+app = typer.Typer(
+    name="relight",
+    help="Durable workflows for Python. Kill anything at any time: nothing is lost, nothing finished runs twice.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            print(version("relight"))
+        except PackageNotFoundError:  # run from a source tree that was never installed
+            print("unknown")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options of the command itself."""
+
+
+app.command()(demo)
+app.command()(runs)
+app.command()(show)
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,37 @@
+"""Tasks of the engine that nobody awaits: kept alive here, and their errors are not lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from relight.flow.scope import start_task
+from relight.telemetry import Token, log
+
+
+class Background:
+    """The event loop keeps only weak references to tasks; these are the strong ones."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, Any], name: str) -> None:
+        task = start_task(self._loop, work, None, f"relight-{name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log(logging.CRITICAL, Token.INTERNAL_ERROR, f"{task.get_name()} broke: {error!r}", error)
+
+    async def stop(self) -> None:
+        """Cancel what is left, and wait for it."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)

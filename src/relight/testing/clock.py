@@ -1,0 +1,104 @@
+"""FakeClock: time that passes only when a test says so, so that a durable sleep of a week takes no time at all.
+
+    clock = FakeClock()
+    async with Relight("memory:", clock=clock) as rl:
+        run = await rl.start(remind_in_a_week)
+        ...                          # until the run sleeps
+        clock.advance("7d")
+        await run.result()
+
+What waits for a schedule (sleeps, signals' timeouts, back-off, parking) follows this clock. What waits for a machine
+does not: a step's own `await asyncio.sleep(1)`, a disk that is tried again, the `timeout` of `result()`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Callable
+
+from relight.durations import Duration, parse_duration
+
+START = 1_700_000_000.0  # in November 2023: a time like any other, the same in every test
+ROUNDING_SECONDS = 1e-6  # of sums of floats this size: ten advances by 0.1 end a sleep of 1
+
+
+class FakeTimer:
+    """A pending call_later; `at` is the clock's time at which it fires."""
+
+    __slots__ = ("at", "callback", "cancelled", "loop")
+
+    def __init__(self, at: float, callback: Callable[[], None], loop: asyncio.AbstractEventLoop | None) -> None:
+        self.at = at
+        self.callback = callback
+        self.loop = loop
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class FakeClock:
+    """A `relight.clock.Clock` that stands still until it is advanced."""
+
+    def __init__(self, now: float = START) -> None:
+        self._now = now
+        self._monotonic = 0.0
+        self._timers: list[tuple[float, int, FakeTimer]] = []  # a heap by monotonic time, then by order of creation
+        self._order = itertools.count()
+
+    def now(self) -> float:
+        return self._now
+
+    def monotonic(self) -> float:
+        return self._monotonic
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> FakeTimer:
+        delay = max(seconds, 0.0)
+        timer = FakeTimer(self._now + delay, callback, _running_loop())
+        heapq.heappush(self._timers, (self._monotonic + delay, next(self._order), timer))
+        return timer
+
+    @property
+    def pending(self) -> list[FakeTimer]:
+        """The timers that would fire, in the order in which they would."""
+        return [timer for _, _, timer in sorted(self._timers) if not timer.cancelled]
+
+    def advance(self, duration: Duration) -> None:
+        """Let so much time pass. What falls due in it is called in order, each at its own time, also what these calls
+        themselves ask for. Zero calls what is due now.
+
+        Callbacks of another event loop than the caller's are handed to that loop, so a sync test may advance the clock
+        of a blocking Relight; they run soon after this returns.
+        """
+        target = self._monotonic + parse_duration(duration, "FakeClock.advance()")
+        here = _running_loop()
+        while self._timers and self._timers[0][0] <= target + ROUNDING_SECONDS:
+            due, _, timer = heapq.heappop(self._timers)
+            if timer.cancelled:
+                continue
+            self._pass(due - self._monotonic)
+            if abs(timer.at - self._now) < ROUNDING_SECONDS:
+                self._now = timer.at  # or what it waited for would be a rounding error away
+            if timer.loop is None or timer.loop is here:
+                timer.callback()
+            else:
+                timer.loop.call_soon_threadsafe(timer.callback)
+        self._pass(target - self._monotonic)
+
+    def set(self, now: float) -> None:
+        """Set the wall clock, as an administrator would: timers, which follow monotonic time, do not notice."""
+        self._now = now
+
+    def _pass(self, seconds: float) -> None:
+        if seconds > 0:
+            self._monotonic += seconds
+            self._now += seconds
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -1,0 +1,30 @@
+"""What every backend must do: suites of tests, run by Relight's own backends and open to yours.
+
+Give three fixtures and collect the suites; pytest, pytest-asyncio and hypothesis must be installed:
+
+    from relight.testing import conformance
+
+    @pytest.fixture
+    async def store(clock): ...         # an open, empty store that takes its time from `clock`
+
+    @pytest.fixture
+    async def other(store, clock): ...  # a second object on the same data, as another process would open it
+
+    @pytest.fixture
+    def corrupt(store): ...             # async (root_id, sequence): damage that entry's or checkpoint's stored bytes
+
+    class TestCommits(conformance.CommitSuite): ...
+    class TestJournals(conformance.JournalSuite): ...
+    class TestRuns(conformance.RunSuite): ...
+    class TestInboxes(conformance.InboxSuite): ...
+
+`events` are the hypothesis strategies behind the property test: random journals of every kind of event.
+"""
+
+from relight.testing.conformance.build import FixedClock, Suite
+from relight.testing.conformance.commits import CommitSuite
+from relight.testing.conformance.inboxes import InboxSuite
+from relight.testing.conformance.journals import JournalSuite
+from relight.testing.conformance.runs import RunSuite
+
+__all__ = ["CommitSuite", "FixedClock", "InboxSuite", "JournalSuite", "RunSuite", "Suite"]

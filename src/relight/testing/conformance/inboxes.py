@@ -1,0 +1,178 @@
+"""What runs are told from outside their owner: posted once, read in order, consumed with the entry that takes it in."""
+
+from __future__ import annotations
+
+import msgspec
+
+from relight.model.run import Message, MessageKind, Status
+from relight.ports.store import Committed, Fenced, Store
+from relight.testing.conformance.build import (
+    START,
+    Suite,
+    appending,
+    but,
+    changing,
+    child_of,
+    commit_one,
+    created,
+    creation,
+    ended,
+    new_run,
+    spawned_by,
+)
+
+
+def signal(run_id: str, name: str = "go", dedup: str | None = None, payload: bytes = b"null") -> Message:
+    """A signal, posted at START."""
+    return Message(run_id=run_id, kind=MessageKind.SIGNAL, name=name, dedup=dedup, payload=payload, at=START)
+
+
+class InboxSuite(Suite):
+    """`post`, `inbox`, `messages_after` and the messages of a commit."""
+
+    async def test_a_message_reads_back_as_it_was_posted(self, store: Store) -> None:
+        await created(store, new_run("a"))
+        message = Message(
+            run_id="a",
+            kind=MessageKind.ENDED,
+            name="spawn",
+            payload=b'{"x": "\xc3\xa4"}',
+            payload_blob="blob",
+            dedup="once",
+            at=START + 0.1234567,
+        )
+        (message_id,) = await store.post([message])
+        assert message_id is not None
+        assert await store.inbox(["a"]) == [msgspec.structs.replace(message, id=message_id)]
+
+    async def test_messages_are_read_oldest_first(self, store: Store) -> None:
+        await created(store, new_run("a"), new_run("b"), new_run("c"))
+        posted = await store.post([signal("b", "1"), signal("a", "2"), signal("c", "3"), signal("a", "4")])
+        numbers = [number for number in posted if number is not None]
+        assert numbers == sorted(set(numbers))
+        assert len(numbers) == 4
+        assert [message.name for message in await store.inbox(["a", "b"])] == ["1", "2", "4"]
+        assert [message.name for message in await store.messages_after(0, 10)] == ["1", "2", "3", "4"]
+        assert [message.name for message in await store.messages_after(0, 3)] == ["1", "2", "3"]
+        assert [message.name for message in await store.messages_after(numbers[1], 10)] == ["3", "4"]
+        assert await store.messages_after(numbers[3], 10) == []
+        assert await store.inbox([]) == []
+
+    async def test_the_same_dedup_is_told_once_per_run(self, store: Store) -> None:
+        await created(store, new_run("a"), new_run("b"))
+        first, again, elsewhere = await store.post(
+            [signal("a", "1", "k"), signal("a", "2", "k"), signal("b", "3", "k")]
+        )
+        assert first == again != elsewhere
+        assert await store.post([signal("a", "4", "k")]) == [first]
+        assert [message.name for message in await store.inbox(["a", "b"])] == ["1", "3"]
+
+    async def test_without_dedup_each_is_told(self, store: Store) -> None:
+        await created(store, new_run("a"))
+        await store.post([signal("a"), signal("a")])
+        await store.post([signal("a")])
+        assert len(await store.inbox(["a"])) == 3
+
+    async def test_unknown_finished_and_child_runs_are_told_nothing(self, store: Store) -> None:
+        run, done = new_run("a"), new_run("done")
+        child = child_of(run, "sub")
+        await store.commit([creation(run, runs=[child]), creation(done)])
+        await ended(store, done)
+        posted = await store.post([signal("nobody"), signal("done", dedup="k"), signal("a"), signal(child.id)])
+        assert [number is None for number in posted] == [True, True, False, True]
+        assert [message.run_id for message in await store.messages_after(0, 10)] == ["a"]
+
+    async def test_consuming_takes_messages_out_and_remembers_their_dedup(self, store: Store) -> None:
+        run = new_run("a")
+        await created(store, run)
+        one, two = await store.post([signal("a", "1", "k"), signal("a", "2")])
+        assert one is not None
+        assert two is not None
+        assert await commit_one(store, appending(run, 1, b"took 1", consumed=[one])) == Committed(2)
+        assert [message.id for message in await store.inbox(["a"])] == [two]
+        assert [message.id for message in await store.messages_after(0, 10)] == [two]
+        assert await store.post([signal("a", "1", "k")]) == [one]
+        assert [message.id for message in await store.inbox(["a"])] == [two]
+
+    async def test_a_fenced_commit_consumes_nothing(self, store: Store) -> None:
+        run = new_run("a")
+        await created(store, run)
+        (one,) = await store.post([signal("a")])
+        assert one is not None
+        stale = appending(but(run, epoch=0), 1, b"took", consumed=[one])
+        assert await commit_one(store, stale) == Fenced(1, "me")
+        assert len(await store.inbox(["a"])) == 1
+
+    async def test_only_the_runs_own_messages_are_consumed(self, store: Store) -> None:
+        a, b = new_run("a"), new_run("b")
+        await created(store, a, b)
+        one, two = await store.post([signal("a"), signal("b")])
+        assert one is not None
+        assert two is not None
+        await commit_one(store, appending(a, 1, b"took", consumed=[one, two]))
+        assert [message.id for message in await store.messages_after(0, 10)] == [two]
+
+    async def test_an_ended_runs_inbox_is_gone_and_no_id_is_used_again(self, store: Store) -> None:
+        a, b = new_run("a"), new_run("b")
+        await created(store, a, b)
+        one, two = await store.post([signal("a", dedup="k"), signal("a")])
+        assert two is not None
+        await ended(store, a)
+        assert await store.inbox(["a"]) == []
+        assert await store.messages_after(0, 10) == []
+        assert await store.post([signal("a", dedup="k")]) == [None]
+        (three,) = await store.post([signal("b")])
+        assert three is not None
+        assert three > two
+        assert one is not None
+
+    async def test_messages_of_a_commit(self, store: Store) -> None:
+        teller, told, done = new_run("teller"), new_run("told"), new_run("done")
+        await created(store, teller, told, done)
+        await ended(store, done)
+        messages = [
+            signal("told", "1", "k"),
+            signal("done"),
+            signal("nobody"),
+            signal("told", "2", "k"),
+            signal("told", "3"),
+        ]
+        assert await commit_one(store, appending(teller, 1, b"2", messages=messages)) == Committed(2)
+        assert [(message.run_id, message.name) for message in await store.messages_after(0, 10)] == [
+            ("told", "1"),
+            ("told", "3"),
+        ]
+        stale = but(teller, epoch=0)
+        await commit_one(store, appending(stale, 2, b"3", messages=[signal("told", "late")]))
+        assert len(await store.inbox(["told"])) == 2
+
+    async def test_a_message_to_a_run_of_the_same_batch(self, store: Store) -> None:
+        teller, born, ending = new_run("teller"), new_run("born"), new_run("ending")
+        await created(store, teller, ending)
+        await store.commit(
+            [
+                creation(born),
+                appending(teller, 1, b"2", messages=[signal("born"), signal("ending")]),
+                appending(ending, 1, b"end", changes=[changing(ending, Status.FAILED)]),
+            ]
+        )
+        assert [message.run_id for message in await store.messages_after(0, 10)] == ["born"]
+
+    async def test_cancelling_reaches_every_unfinished_run_spawned_from_the_tree(self, store: Store) -> None:
+        root, lookalike = new_run("root"), new_run("root0")
+        child = child_of(root, "sub")
+        spawns = [
+            spawned_by(root, "by-root"),
+            spawned_by(child, "by-child"),
+            spawned_by(root, "done"),
+            spawned_by(lookalike, "by-other"),
+        ]
+        await store.commit([creation(root, runs=[child, *spawns]), creation(lookalike)])
+        claimed = await store.claim({"done": 0}, "me")
+        await ended(store, but(spawns[2], epoch=claimed["done"]), after=0)
+        for after in (1, 2):
+            cancel = appending(root, after, b"cancelling", cancel_spawned="enough")
+            assert await commit_one(store, cancel) == Committed(after + 1)
+        told = await store.messages_after(0, 10)
+        assert sorted(message.run_id for message in told) == ["by-child", "by-root"]
+        assert {(message.kind, message.payload) for message in told} == {(MessageKind.CANCEL, b'"enough"')}

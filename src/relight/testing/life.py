@@ -1,0 +1,127 @@
+"""One life of a crash test: what the child process does. See `crashpoints` for the whole."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from relight.backends.sqlite.store import SqliteStore
+from relight.clock import SYSTEM_CLOCK
+from relight.engine import Relight
+from relight.errors import RelightError, RunCancelledError, RunFailedError, RunNotFoundError, StoreUnavailableError
+from relight.flow.definitions import Flow
+from relight.handle import Handle
+from relight.model.run import Status
+from relight.ports.store import Store
+from relight.testing.crashpoints import CrashingStore, CrashPlan, Outcome, patiently
+from relight.testing.forkserver import find
+from relight.testing.ledger import Line, note, open_ledger, read_ledger
+
+POLL_SECONDS = 0.002
+RUN_ID = "crash-test"
+
+
+class Life(msgspec.Struct):
+    """What a scenario is told about the process it lives in."""
+
+    number: int  # 1 is the first; later ones resume what the ones before left
+    directory: Path  # the same in every life of a trial
+    arguments: list[Any]
+    store: Store  # the real one: looking at it is not counted and never crashes
+    unfinished: bool = False  # set by `again`
+
+    def facts(self, what: str, label: str = "") -> list[Line]:
+        """What is in the ledger so far, of all lives."""
+        return [line for line in self.lines() if line.what == what and (not label or line.label == label)]
+
+    def lines(self) -> list[Line]:
+        return read_ledger(self.directory / "ledger")
+
+    def again(self) -> None:
+        """This life ends without a result: the next one goes on."""
+        self.unfinished = True
+
+    async def reached(self, run_id: str, *statuses: Status) -> None:
+        """Wait until the run has one of these statuses, or has ended."""
+
+        async def has() -> bool:
+            row = await self.store.get_run(run_id)
+            return row is not None and (row.status in statuses or row.status.terminal)
+
+        await self.until(has)
+
+    async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:
+        """Look again and again until the condition holds. The life's deadline bounds it."""
+        while not await condition():
+            over = asyncio.get_running_loop().create_future()
+            SYSTEM_CLOCK.call_later(POLL_SECONDS, lambda over=over: over.done() or over.set_result(None))  # type: ignore[misc]
+            await over
+
+    async def start(self, rl: Relight, flow: Flow[..., Any], *args: Any, id: str = RUN_ID) -> Handle:  # noqa: A002 - as Relight.start
+        """Start a run, in the first life or again in a later one. Whatever was accepted before must still be there."""
+        if self.facts("accepted", id):
+            try:
+                await patiently(lambda: rl.get(id))
+            except RunNotFoundError:
+                raise AssertionError(f"run {id!r} was accepted in an earlier life, and is lost") from None
+        handle = await patiently(lambda: rl.start(flow, *args, id=id))
+        note("accepted", id)
+        return handle
+
+    async def end(self, handle: Handle) -> dict[str, Any]:
+        """Wait for a run's end: its status, and its result or error as data."""
+        try:
+            value = await patiently(handle.result)
+        except RunFailedError as error:
+            cause = error.__cause__
+            found = {"status": "failed", "error": f"{type(cause).__name__}: {cause}"}
+        except RunCancelledError as error:
+            found = {"status": "cancelled", "reason": error.reason}
+        except StoreUnavailableError:
+            raise
+        except RelightError as error:
+            found = {"status": "held", "error": f"{type(error).__name__}: {error}"}
+        else:
+            found = {"status": "completed", "result": msgspec.to_builtins(value)}
+        status = await patiently(handle.status)
+        if status.terminal != (found["status"] != "held"):
+            raise AssertionError(f"result() says {found}, but the store says {status}")
+        return found
+
+
+def live(order: dict[str, Any]) -> None:
+    """The child's main."""
+    asyncio.run(_live(order))
+
+
+async def _live(order: dict[str, Any]) -> None:
+    directory = Path(order["directory"])
+    inner = SqliteStore(directory / "app.db", clock=SYSTEM_CLOCK)
+    life = Life(order["number"], directory, order["arguments"], inner)
+    plan = msgspec.convert(order["plan"], CrashPlan)
+    logging.info("life %d, plan %s", life.number, plan)
+    ledger = open_ledger(life.directory / "ledger", life.number)
+    store = CrashingStore(inner, plan, ledger)
+    scenario = find(order["scenario"])
+    rl = Relight(store=store, **order["config"])
+    await patiently(rl.open)
+    try:
+        if isinstance(scenario, Flow):
+            value = await life.end(await life.start(rl, scenario, *life.arguments))
+        else:
+            value = await scenario(rl, life)
+            assert inspect.iscoroutinefunction(scenario)
+    finally:
+        try:
+            await rl.close()
+        except StoreUnavailableError as error:
+            logging.info("closing: %s", error)  # everything was durable before: a lost answer here is nobody's loss
+    logging.info("life %d ends with %r after %s", life.number, value, store.operations)
+    outcome = Outcome(value=value, unfinished=life.unfinished, operations=store.operations, fired=store.fired)
+    Path(order["outcome"]).write_bytes(msgspec.json.encode(outcome))
