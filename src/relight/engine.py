@@ -109,8 +109,7 @@ class Relight:
         self._orchestrator.start()
         if self.config.recovery.enabled:
             REGISTRY.listen(self._orchestrator.flow_registered)
-            for flow in REGISTRY.names():
-                self._orchestrator.flow_registered(flow)
+            self._services.background.start(self._orchestrator.free(REGISTRY.names()), "free")
             self._services.background.start(StartupRecovery(self._orchestrator).run(), "startup")
 
     async def close(self) -> None:

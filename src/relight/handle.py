@@ -78,12 +78,26 @@ class Handle:
                     assert row is not None
                     if row.status.terminal:
                         return row
-                    _raise_if_held(row)
+                    if not await self._being_freed(row):
+                        _raise_if_held(row)
                 row = await news  # None: look again, something happened (or nothing has for a while)
                 if row is not None:
                     return row
             finally:
                 unwatch()
+
+    async def _being_freed(self, row: Run) -> bool:
+        """Whether what frees a held run has happened already, so that it goes on (or ends) in a moment."""
+        if row.status is not Status.PAUSED:
+            return False
+        if (
+            row.hold is Hold.DEFINITION
+            and REGISTRY.find(row.flow) is not None
+            and self._relight.config.recovery.enabled
+        ):
+            return True
+        told = await self._relight.services.store.inbox([row.root_id])
+        return any(message.kind in (MessageKind.RESUME, MessageKind.CANCEL) for message in told)
 
     async def _outcome(self, row: Run) -> Any:
         if row.status is Status.CANCELLED:

@@ -29,11 +29,11 @@ async def call(
         if outcome is not None:
             if outcome.error is not None:
                 raise rebuild_error(outcome.error)
-            return flow.result.open(await run.load(outcome.output, outcome.blob))
-    if run.cancel_reason is not None and not scope.cancel_seen and run.replayer is None:
-        await hold.interrupt(run, scope, key)
-    data = flow.arguments.seal(args, kwargs)
+            return await run.open(flow.result, outcome)
     begun = run.begun(key)
+    if begun is None and run.cancel_reason is not None and not scope.cancel_seen:
+        await hold.interrupt(run, scope, key)  # one that has begun hears of it inside, where it can clean up
+    data = flow.arguments.seal(args, kwargs)
     at = begun.at if begun is not None and begun.at else run.services.clock.now()
     if begun is None:
         _create(run, scope, flow, key, data, at)
@@ -155,7 +155,7 @@ async def join(run: LiveRun, scope: Scope | None, run_id: str, flow: Flow[..., A
         if outcome is not None:
             if outcome.error is not None:
                 raise rebuild_error(outcome.error)
-            return flow.result.open(await run.load(outcome.output, outcome.blob))
+            return await run.open(flow.result, outcome)
     ended = await _ended(run, run_id)
     message_id = 0
     if ended is None:

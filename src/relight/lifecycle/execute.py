@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from relight.clock import Timer
-from relight.errors import DefinitionError, NonDeterminismError, StepTimeoutError, Unwind
+from relight.errors import (
+    DefinitionError,
+    NonDeterminismError,
+    PayloadError,
+    StepTimeoutError,
+    Unwind,
+    VersionMismatchError,
+)
 from relight.flow.definitions import Flow
 from relight.flow.payloads import record_error
 from relight.flow.scope import CURRENT, Scope
@@ -19,7 +26,7 @@ from relight.lifecycle.threads import FlowThread
 from relight.model import journal as j
 from relight.model.blob import blob_digest
 from relight.model.replay import Open, restore
-from relight.model.run import Hold, Message, MessageKind, Run, Status
+from relight.model.run import Hold, Run
 from relight.telemetry import Token, log
 
 if TYPE_CHECKING:
@@ -72,7 +79,7 @@ async def drive(run: LiveRun, flow: Flow[..., Any]) -> None:
     try:
         assert run.created is not None
         data = await run.load(run.created.input, run.created.input_blob)
-        args, kwargs = flow.arguments.open(data)
+        args, kwargs = _open_input(run, flow, data)
         call = Call(flow, args, kwargs, "", run.created.at, None)
         call.attempt, call.until = run.attempt, run.retry_until
         value = await call_flow(run, call, None)
@@ -87,6 +94,15 @@ async def drive(run: LiveRun, flow: Flow[..., Any]) -> None:
         pass  # fenced, or held, in the last moment
     if run.stopping is not None and not run.departing:
         await hold.depart_by_itself(run)
+
+
+def _open_input(run: LiveRun, flow: Flow[..., Any], data: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments the run was accepted with. They fitted then: if they do not now, the signature has changed."""
+    try:
+        return flow.arguments.open(data)
+    except PayloadError as error:
+        why = f"flow {flow.name!r} no longer takes the input this run was started with: {error}; restore it, then resume()"
+        raise run.stuck(Hold.VERSION, VersionMismatchError(why)) from error
 
 
 async def call_flow(run: LiveRun, call: Call, parent: Scope | None) -> Any:
@@ -141,10 +157,9 @@ async def _remember(run: LiveRun, key: str) -> None:
     if isinstance(journal, Exception):
         raise journal
     state = restore(journal)
-    if run.replayer is None:
-        run.replayer = Replayer(state, run.services.loop)
-    else:
-        run.replayer.add(state, key + "/" if key else "")
+    if run.replayer is None or not key:
+        run.replayer = Replayer(run.services.loop)
+    run.replayer.add(state, key + "/" if key else "")
 
 
 async def _with_timeout(run: LiveRun, call: Call, scope: Scope) -> Any:
@@ -204,9 +219,7 @@ async def _finish(run: LiveRun, flow: Flow[..., Any], value: Any, failure: BaseE
     """One commit: the final entry, the status, the parent's notification."""
     now = run.services.clock.now()
     if run.cancel_reason is not None:
-        run.writer.add(j.RunCancelled("", run.cancel_reason, now))
-        run.change(Status.CANCELLED, reason=run.cancel_reason)
-        run.outcome = Run(**_end_row(run, Status.CANCELLED), reason=run.cancel_reason)
+        hold.conclude(run, j.RunCancelled("", run.cancel_reason, now), reason=run.cancel_reason)
     else:
         data = b"null"
         if failure is None:
@@ -216,35 +229,11 @@ async def _finish(run: LiveRun, flow: Flow[..., Any], value: Any, failure: BaseE
                 failure = error
         if failure is None:
             output, blob = run.payload(data)
-            run.writer.add(j.RunCompleted("", output, blob, now))
-            fields: dict[str, Any] = {"output": b"" if blob else data, "output_blob": blob}
-            run.change(Status.COMPLETED, **fields)
-            run.outcome = Run(**_end_row(run, Status.COMPLETED), **fields)
+            hold.conclude(run, j.RunCompleted("", output, blob, now), output=b"" if blob else data, output_blob=blob)
         else:
             record = record_error(failure)
-            encoded = msgspec.json.encode(record)
-            run.writer.add(j.RunFailed("", record, now))
-            run.change(Status.FAILED, error=encoded)
-            run.outcome = Run(**_end_row(run, Status.FAILED), error=encoded)
-    if run.row.parent_id is not None:
-        run.writer.send(
-            Message(run_id=run.row.parent_id, kind=MessageKind.ENDED, name=run.id, dedup=f"ended:{run.id}", at=now)
-        )
+            hold.conclude(run, j.RunFailed("", record, now), error=msgspec.json.encode(record))
     run.over = True  # from here on nothing may be added behind the final entry
     await run.settle()
     run.ended = True
     run.host.ended(run)
-
-
-def _end_row(run: LiveRun, status: Status) -> dict[str, Any]:
-    row = run.row
-    return {
-        "id": row.id,
-        "root_id": row.root_id,
-        "flow": row.flow,
-        "flow_hash": row.flow_hash,
-        "status": status,
-        "created_at": row.created_at,
-        "updated_at": run.services.clock.now(),
-        "parent_id": row.parent_id,
-    }

@@ -13,7 +13,7 @@ from relight.flow.definitions import Definition, Step, return_annotation
 from relight.flow.fingerprint import text_digest
 from relight.flow.payloads import ValueCodec
 from relight.flow.scope import CURRENT, Scope, here, start_task
-from relight.lifecycle import hold, steps
+from relight.lifecycle import steps
 from relight.lifecycle.threads import FlowThread
 from relight.model.journal import ForeachCut, ItemCompleted
 from relight.model.replay import Outcome, item_index, item_scope
@@ -40,8 +40,6 @@ async def foreach(
     """See flow.operations.foreach. The items' results are the foreach's only record: there is no entry for its end."""
     scope = here(scope)
     key = scope.begin("$foreach")
-    if run.cancel_reason is not None and not scope.cancel_seen and run.replayer is None:
-        await hold.interrupt(run, scope, key)
     codec = ValueCodec(Any, f"item of {key}")
     todo = [_Item(key, index, value, codec.seal(value)[0]) for index, value in enumerate(items)]
     results_codec = (

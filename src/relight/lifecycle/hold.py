@@ -38,7 +38,8 @@ def consider_parking(run: LiveRun) -> None:
     if run.park_armed or run.stopping is not None:
         return
     run.park_armed = True
-    if run.threads and not run.tasks:  # a sync flow: it would hold its thread
+    # At once when others want its room, or when it is a sync flow, which would hold its thread.
+    if run.host.crowded or (run.threads and not run.tasks):
         run.services.loop.call_soon(_check_parking, run)
     else:
         pause = min(run.services.config.park_after_seconds * 2**run.park_checks, LONGEST_PARK_CHECK_SECONDS)
@@ -84,7 +85,7 @@ async def depart(run: LiveRun, reason: str, grace_seconds: float, write: Any = N
     for wait in list(run.waits.values()):
         wait.break_off(Unwind(reason))
     await _unwound(run, grace_seconds)
-    if run.outcome is not None:
+    if run.main_ended():
         return  # it reached its end in the meantime
     if run.held is not None:
         kind, why = run.held
@@ -94,7 +95,11 @@ async def depart(run: LiveRun, reason: str, grace_seconds: float, write: Any = N
         write()
     run.over = True
     await run.writer.committed()
-    run.host.left(run)
+    if run.outcome is not None and not run.writer.lost:
+        run.ended = True
+        run.host.ended(run)
+    else:
+        run.host.left(run)
 
 
 async def depart_by_itself(run: LiveRun) -> None:
@@ -151,7 +156,7 @@ def _cancel_bodies(run: LiveRun) -> None:
 def attend(run: LiveRun, message: Message) -> None:
     """A request in the run's inbox."""
     if message.kind is MessageKind.CANCEL:
-        run.services.background.start(cancel(run, message), "cancel")
+        cancel(run, message)
     elif message.kind is MessageKind.PAUSE:
         run.services.background.start(_pause(run, message), "pause")
     else:  # resume: it is in memory, so it has been
@@ -166,7 +171,7 @@ async def _pause(run: LiveRun, message: Message) -> None:
     await depart(run, "paused", run.services.config.shutdown_grace_seconds, write)
 
 
-async def cancel(run: LiveRun, message: Message) -> None:
+def cancel(run: LiveRun, message: Message) -> None:
     """Record that the run is cancelled, with every wait that this interrupts; then let the flow hear it."""
     if run.stopping is not None or run.over:
         return  # it leaves memory: the message stays in its inbox
@@ -178,16 +183,13 @@ async def cancel(run: LiveRun, message: Message) -> None:
     run.writer.add(j.CancelRequested("", reason, run.services.clock.now()))
     run.writer.consume([message.id])
     run.writer.cancel_spawned(reason)
-    waits = [wait for wait in run.waits.values() if not wait.future.done()]
-    for wait in waits:
-        run.writer.add(j.OperationCancelled(wait.key))
-        mark_cancel_seen(wait.scope)
+    # Raised at once, committed in the journal's order: whatever the flow records about it comes behind these entries.
+    for wait in list(run.waits.values()):
+        if not wait.future.done():
+            run.writer.add(j.OperationCancelled(wait.key))
+            mark_cancel_seen(wait.scope)
+            wait.break_off(RunCancelled(reason))
     run.set_running()
-    await run.writer.committed()
-    if run.writer.fenced or run.stopping is not None:
-        return
-    for wait in waits:
-        wait.break_off(RunCancelled(reason))
     _cancel_bodies(run)
     begin_grace(run)
 
@@ -208,10 +210,26 @@ def _force(run: LiveRun) -> None:
 
     def write() -> None:
         assert run.cancel_reason is not None
-        run.writer.add(j.RunCancelled("", run.cancel_reason, run.services.clock.now()))
-        run.change(Status.CANCELLED, reason=run.cancel_reason)
+        conclude(run, j.RunCancelled("", run.cancel_reason, run.services.clock.now()), reason=run.cancel_reason)
 
     run.services.background.start(depart(run, "cancelled", 0.0, write), "cancel")
+
+
+_STATUS = {j.RunCompleted: Status.COMPLETED, j.RunFailed: Status.FAILED, j.RunCancelled: Status.CANCELLED}
+
+
+def conclude(run: LiveRun, event: j.RunCompleted | j.RunFailed | j.RunCancelled, **fields: Any) -> None:
+    """A root run's end, as one commit: the final entry, the status, and the message to whoever spawned it."""
+    status = _STATUS[type(event)]
+    run.writer.add(event)
+    run.change(status, **fields)
+    run.outcome = msgspec.structs.replace(
+        run.row, status=status, updated_at=event.at, owner=None, wake_at=None, **fields
+    )
+    if run.row.parent_id is not None:
+        run.writer.send(
+            Message(run_id=run.row.parent_id, kind=MessageKind.ENDED, name=run.id, dedup=f"ended:{run.id}", at=event.at)
+        )
 
 
 async def interrupt(run: LiveRun, scope: Scope, key: str) -> None:

@@ -44,7 +44,9 @@ class Orchestrator:
         self._wanted = asyncio.Event()
         self._look_again = False  # the store may hold due runs that were not taken up
         self._listen_again = False
-        self._doubtful: set[str] = set()  # creations whose commit failed: perhaps they were written after all
+        self._doubtful: dict[
+            str, bool
+        ] = {}  # runs whose creation or claim failed, perhaps after it was written; crashed?
         self._own: set[str] = set()  # runs started here; kept only while recovery is off
         self._room_waiters: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
@@ -68,12 +70,26 @@ class Orchestrator:
             self._timer.cancel()
         runs = list(self.live.values())
         if runs:
-            await asyncio.gather(*(hold.depart(run, "shutdown", grace_seconds) for run in runs))
+            await asyncio.gather(*(self._let_go(run, grace_seconds) for run in runs))
         for watchers in list(self._watchers.values()):
             for watcher in watchers:
                 watcher(None)
 
+    async def _let_go(self, run: LiveRun, grace_seconds: float) -> None:
+        """Shut down one run: it is free at once for whoever opens the store next, and that counts as no crash."""
+        now = self.services.clock.now()
+        await hold.depart(
+            run,
+            "shutdown",
+            grace_seconds,
+            lambda: run.change(Status.PENDING, owner=None, wake_at=now, reason="released"),
+        )
+
     # ---- room
+
+    @property
+    def crowded(self) -> bool:
+        return self.room * 10 < self.services.config.max_concurrent_runs
 
     @property
     def room(self) -> int:
@@ -92,8 +108,12 @@ class Orchestrator:
         if reserved and self._reserved:
             self._reserved -= 1
         if doubtful is not None:
-            self._doubtful.add(doubtful)
-            self._wake()
+            self.doubt([doubtful], crashed=False)
+
+    def doubt(self, run_ids: Sequence[str], *, crashed: bool) -> None:
+        """Whether this process owns these runs is unknown; look, once the store answers again."""
+        self._doubtful.update(dict.fromkeys(run_ids, crashed))
+        self._wanted.set()
 
     def drive_new(self, row: Run, state: TreeState, flow: Flow[..., object]) -> None:
         self._reserved -= 1
@@ -215,9 +235,6 @@ class Orchestrator:
         self._listen_again = True
         self._wanted.set()
 
-    def _wake(self) -> None:
-        self._wanted.set()
-
     def _changed(self) -> None:
         """Another process has written."""
         self._tell_watchers()
@@ -227,7 +244,7 @@ class Orchestrator:
     def flow_registered(self, name: str) -> None:
         """From any thread: runs held for want of this flow can go on."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self.services.loop.call_soon_threadsafe(lambda: self.services.background.start(self._free(name), "free"))
+            self.services.loop.call_soon_threadsafe(lambda: self.services.background.start(self.free([name]), "free"))
 
     async def told(self, message: Message) -> None:
         """A message was posted by this process: no need to wait for the store to tell."""
@@ -319,22 +336,27 @@ class Orchestrator:
 
         self.services.background.start(recheck(), "recheck")
 
-    async def _free(self, flow: str) -> None:
+    async def free(self, flows: Sequence[str]) -> None:
+        """Take up the runs that are held because one of these flows was missing."""
         while not self.stopping:
-            held = await self.services.store.held(Hold.DEFINITION, [flow], PASS_LIMIT)
+            held = await self.services.store.held(Hold.DEFINITION, flows, PASS_LIMIT)
             if not held:
                 return
-            log(logging.INFO, Token.DEFINITION_FOUND, f"flow {flow!r} is registered: {len(held)} held runs go on")
+            names = ", ".join(sorted({row.flow for row in held}))
+            log(logging.INFO, Token.DEFINITION_FOUND, f"{len(held)} runs held for want of {names} go on")
             await take_up(self, held, crashed=False)
             if len(held) < PASS_LIMIT:
                 return
 
     async def _resolve_doubts(self) -> None:
-        """Creations that were reported as failed: if one was written after all, it is an accepted run and is driven."""
-        for row in await self.services.store.get_runs(list(self._doubtful)) if self._doubtful else []:
-            if row.owner == self.services.owner and row.id not in self.live:
-                await take_up(self, [row], crashed=False)
-        self._doubtful.clear()
+        """Creations and claims that were reported as failed: what is ours after all is driven, or nobody would."""
+        if not self._doubtful:
+            return
+        rows = await self.services.store.get_runs(list(self._doubtful))
+        doubtful, self._doubtful = self._doubtful, {}
+        for crashed in (False, True):
+            ours = [row for row in rows if row.owner == self.services.owner and doubtful[row.id] is crashed]
+            await take_up(self, ours, crashed=crashed)
 
 
 def _in_effect(run: LiveRun, messages: Sequence[Message]) -> list[Message]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from relight.errors import CorruptionError
+from relight.errors import CorruptionError, StoreError
 from relight.flow.payloads import record_error
 from relight.lifecycle import hold
 from relight.lifecycle.run import LiveRun
@@ -68,6 +68,10 @@ async def take_up(orchestrator: Orchestrator, rows: list[Run], *, crashed: bool)
             if not run.writer.fenced:
                 await _act(orchestrator, run, decision, inboxes.get(run.id, []), crashed)
         return len(claimed)
+    except StoreError:
+        # Perhaps they are claimed: then nobody but this process would ever look at them again.
+        orchestrator.doubt(ids, crashed=crashed)
+        raise
     finally:
         orchestrator.taking.difference_update(ids)
 
@@ -113,16 +117,15 @@ async def _act(
         reason = str(msgspec.json.decode(cancel.payload) or "cancelled")
 
         def write() -> None:
-            run.writer.add(j.RunCancelled("", reason, run.services.clock.now()))
-            run.change(Status.CANCELLED, reason=reason)
+            hold.conclude(run, j.RunCancelled("", reason, run.services.clock.now()), reason=reason)
 
     elif decision.action is Action.FAIL:
         log(logging.WARNING, Token.RUN_NOT_RESUMABLE, f"run {run.id}: {decision.reason}")
         error = record_error(RuntimeError(decision.reason))
 
         def write() -> None:
-            run.writer.add(j.RunFailed("", error, run.services.clock.now()))
-            run.change(Status.FAILED, error=msgspec.json.encode(error), reason=decision.reason)
+            event = j.RunFailed("", error, run.services.clock.now())
+            hold.conclude(run, event, error=msgspec.json.encode(error), reason=decision.reason)
 
     elif decision.action is Action.HOLD_DEFINITION:
         log(logging.WARNING, Token.DEFINITION_MISSING, f"run {run.id}: {decision.reason}")
@@ -151,4 +154,7 @@ async def _hold_unreadable(
             run_id=row.id, status=Status.CANCELLED, reason=f"cancelled; its journal was corrupt: {error}"
         )
     await orchestrator.services.store.hold({row.id: epoch}, status)
+    if status.status.terminal and row.parent_id is not None:
+        ended = Message(run_id=row.parent_id, kind=MessageKind.ENDED, name=row.id, dedup=f"ended:{row.id}")
+        await orchestrator.services.store.post([ended])
     orchestrator.tell(row.id)

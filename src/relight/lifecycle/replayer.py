@@ -23,7 +23,7 @@ class Replayer:
     after some idle turns of the loop.
     """
 
-    def __init__(self, state: TreeState, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self.outcomes: dict[str, Outcome] = {}
         self.open: dict[str, Open] = {}
@@ -33,7 +33,6 @@ class Replayer:
         self._given: set[int] = set()
         self._asking: list[tuple[int, asyncio.Future[None]]] = []
         self._idle_turns = -1  # -1: nobody counts
-        self.add(state, "")
 
     def add(self, state: TreeState, prefix: str) -> None:
         """Take in what `state` holds under `prefix` (all of it for ""): at the start, and when a flow is called again."""

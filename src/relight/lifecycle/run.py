@@ -13,6 +13,7 @@ It holds the state that operations share; the operations themselves are in their
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,7 +21,16 @@ import msgspec
 
 from relight.clock import Clock, Entropy
 from relight.config import Config
-from relight.errors import NonDeterminismError, OutsideRunError, RelightError, RunCancelled, StoreError, Unwind
+from relight.errors import (
+    NonDeterminismError,
+    OutsideRunError,
+    PayloadError,
+    RelightError,
+    RunCancelled,
+    StoreError,
+    Unwind,
+    VersionMismatchError,
+)
 from relight.flow.definitions import Flow, Step
 from relight.flow.operations import VALUES
 from relight.flow.payloads import ValueCodec
@@ -36,6 +46,7 @@ from relight.model.journal import NULL, Event, ValueRecorded
 from relight.model.replay import Ending, Open, Outcome, TreeState
 from relight.model.run import Hold, Message, MessageKind, Run, RunChange, Status
 from relight.ports.store import Store
+from relight.telemetry import Token, log
 
 if TYPE_CHECKING:
     from relight.lifecycle.waits import Wait
@@ -75,6 +86,11 @@ class Host(Protocol):
         """A parked run is due at this time."""
         ...
 
+    @property
+    def crowded(self) -> bool:
+        """Whether others wait for room: then a waiting run should not linger."""
+        ...
+
     def tell(self, run_id: str) -> None:
         """Whoever watches this run (a child run, for one) should look at it."""
         ...
@@ -95,7 +111,8 @@ class LiveRun:
         self.writer.checkpoint_at = state.sequence + services.config.checkpoint.every
         self.replayer: Replayer | None = None
         if state.outcomes or state.open:
-            self.replayer = Replayer(state, services.loop)
+            self.replayer = Replayer(services.loop)
+            self.replayer.add(state, "")
         self.attempt = state.open[""].attempt if "" in state.open else 1
         self.retry_until = state.open[""].until if "" in state.open else None
         self.stopping: str | None = None  # why operations no longer begin, while the run leaves memory
@@ -148,10 +165,7 @@ class LiveRun:
         if replayer is None:
             scope.recorded = None
             return None
-        try:
-            outcome = replayer.find(scope, key, kind)
-        except NonDeterminismError as error:
-            raise self.stuck(Hold.NONDETERMINISM, error) from error
+        outcome = self._find(replayer, scope, key, kind)
         if outcome is None:
             return None
         if not self.sole:
@@ -161,6 +175,13 @@ class LiveRun:
             hold.mark_cancel_seen(scope)
             raise RunCancelled(self.cancel_reason or "cancelled")
         return outcome
+
+    def _find(self, replayer: Replayer, scope: Scope, key: str, kind: str) -> Outcome | None:
+        """What the journal holds for this operation. A flow that asks for another one is held: it did nothing wrong to fail."""
+        try:
+            return replayer.find(scope, key, kind)
+        except NonDeterminismError as error:
+            raise self.stuck(Hold.NONDETERMINISM, error) from error
 
     def begun(self, key: str) -> Open | None:
         """What the journal knows of an operation that had begun and not ended."""
@@ -216,6 +237,15 @@ class LiveRun:
         if data is None:
             raise StoreError(f"run {self.id!r}: blob {blob} is missing from the store")
         return data
+
+    async def open(self, codec: ValueCodec, outcome: Outcome) -> Any:
+        """A recorded result as today's code wants it. One that today's annotation cannot read holds the run."""
+        data = await self.load(outcome.output, outcome.blob)
+        try:
+            return codec.open(data)
+        except PayloadError as error:
+            why = f"{error}; restore the annotation it was recorded with, then resume() the run"
+            raise self.stuck(Hold.VERSION, VersionMismatchError(why)) from error
 
     # ---- Operations: each in its own file
 
@@ -273,7 +303,7 @@ class LiveRun:
         make, annotation = VALUES[name]
         codec = ValueCodec(annotation, f"{name}()")
         if scope.recorded is not None and self.replayer is not None:
-            outcome = self.replayer.find(scope, key, "value")
+            outcome = self._find(self.replayer, scope, key, "value")
             if outcome is not None:
                 self.replayer.give(outcome)
                 return codec.open(bytes(outcome.output))
@@ -307,6 +337,10 @@ class LiveRun:
         else:
             hold.attend(self, message)
 
+    def main_ended(self) -> bool:
+        """Whether the flow has reached its end, durably."""
+        return self.ended
+
     def adrift(self) -> Unwind:
         """Nothing of this run is written by this process any more: its code must not go on. Raise what this returns."""
         self.stopping = self.stopping or "its entries could not be written by this process"
@@ -316,6 +350,8 @@ class LiveRun:
         """The run cannot go on: it will be held with this reason. Raise what this returns."""
         if self.held is None:
             self.held = (kind, str(error))
+            if kind is Hold.NONDETERMINISM:
+                log(logging.ERROR, Token.NONDETERMINISM, f"run {self.id}: {error}")
         self.stopping = self.stopping or f"held: {error}"
         return Unwind(self.stopping)
 

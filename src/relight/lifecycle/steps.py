@@ -42,7 +42,7 @@ async def perform(
         if outcome is not None and _still_valid(run, step, key, digest, outcome):
             if outcome.error is not None:
                 raise rebuild_error(outcome.error)
-            return step.result.open(await run.load(outcome.output, outcome.blob))
+            return await run.open(step.result, outcome)
         begun = run.begun(key)
         _say_repeated(run, key, begun, outcome)
     if run.cancel_reason is not None and not scope.cancel_seen:

@@ -69,7 +69,8 @@ def connect(path: Path, *, create: bool, vfs: str | None = None) -> apsw.Connect
 
 def prepare(connection: apsw.Connection, path: Path, scripts: list[str]) -> None:
     """Make the file ours and bring it up to date; refuse what is not ours, newer than us or not writable."""
-    refuse_foreign(connection, path, len(scripts))
+    with snapshot(connection):
+        refuse_foreign(connection, path, len(scripts))
     if connection.readonly("main"):
         raise StoreFormatError(f"{path} is read-only: give this user write permission, or use another path")
     enter_wal(connection, path)
@@ -84,7 +85,7 @@ def prepare(connection: apsw.Connection, path: Path, scripts: list[str]) -> None
 
 
 def refuse_foreign(connection: apsw.Connection, path: Path, newest: int) -> int:
-    """The schema's version, 0 for an empty file."""
+    """The schema's version, 0 for an empty file. Call it in a transaction: it looks three times."""
     application = connection.pragma("application_id")
     version: int = connection.pragma("user_version")
     tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()[0][0]
@@ -95,6 +96,13 @@ def refuse_foreign(connection: apsw.Connection, path: Path, newest: int) -> int:
     if version > newest:
         raise StoreFormatError(f"{path} has schema version {version}, this Relight knows {newest}: upgrade Relight")
     return version
+
+
+def check_same(connection: apsw.Connection, path: Path, newest: int) -> None:
+    """A file that is opened again, after an error or for a second connection, must be the one opened first."""
+    with snapshot(connection):
+        if refuse_foreign(connection, path, newest) != newest:
+            raise StoreUnavailableError(f"{path} was replaced while in use: open the store again")
 
 
 def data_version(connection: apsw.Connection) -> int:

@@ -17,12 +17,12 @@ import apsw
 from relight.backends.sqlite import read, write
 from relight.backends.sqlite.commit import Committer
 from relight.backends.sqlite.connection import (
+    check_same,
     connect,
     data_version,
     migrations,
     opening_error,
     prepare,
-    refuse_foreign,
     refuse_path,
     runtime_error,
 )
@@ -81,8 +81,8 @@ class SqliteStore:
         try:
             if not self._opened:
                 prepare(connection, self.path, self._migrations)
-            elif refuse_foreign(connection, self.path, len(self._migrations)) != len(self._migrations):
-                raise StoreUnavailableError(f"{self.path} was replaced while in use: open the store again")
+            else:
+                check_same(connection, self.path, len(self._migrations))
         except BaseException:
             connection.close(True)
             raise

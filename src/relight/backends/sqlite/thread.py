@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
@@ -21,15 +20,10 @@ from relight.errors import StoreUnavailableError
 T = TypeVar("T")
 
 
-class _Signal(enum.Enum):
-    WAKE = "look again at how long to wait"
-    STOP = "nothing comes any more"
-
-
 class _Task(NamedTuple):
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Any]
-    job: Callable[[apsw.Connection], Any]
+    job: Callable[[apsw.Connection], Any] | None  # None: disconnect and end
 
 
 class ConnectionThread:
@@ -47,7 +41,7 @@ class ConnectionThread:
     ) -> None:
         self._connect = connect
         self._translate = translate
-        self._tasks: SimpleQueue[_Task | _Signal] = SimpleQueue()
+        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._connection: apsw.Connection | None = None
         self._closed = False
         self._idle: tuple[Callable[[apsw.Connection], None], float] | None = None
@@ -57,25 +51,25 @@ class ConnectionThread:
     async def call(self, job: Callable[[apsw.Connection], T]) -> T:
         if self._closed:
             raise StoreUnavailableError("the store is closed")
-        return await self._submit(job)
+        result: T = await self._submit(job)
+        return result
 
     def on_idle(self, job: Callable[[apsw.Connection], None], seconds: float) -> None:
         """Call `job` whenever nothing else came for so long."""
         self._idle = (job, seconds)
-        self._tasks.put(_Signal.WAKE)
+        self._tasks.put(None)  # wakes a thread that waits without a limit
 
     async def close(self) -> None:
         """After the jobs that were given before."""
         if self._closed:
             return
         self._closed = True
-        await self._submit(lambda _: self._disconnect())
-        self._tasks.put(_Signal.STOP)
+        await self._submit(None)
         self._thread.join()
 
-    def _submit(self, job: Callable[[apsw.Connection], T]) -> asyncio.Future[T]:
+    def _submit(self, job: Callable[[apsw.Connection], Any] | None) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
+        future: asyncio.Future[Any] = loop.create_future()
         self._tasks.put(_Task(loop, future, job))
         return future
 
@@ -88,14 +82,13 @@ class ConnectionThread:
             except Empty:
                 self._be_idle()
                 continue
-            if task is _Signal.WAKE:
+            if task is None:
                 continue
-            if task is _Signal.STOP:
+            if task.job is None:
+                self._disconnect()
+                _answer(task, None, None)
                 return
-            result, error = self._perform(task.job)
-            # A closed loop raises: nobody waits for the answer any more.
-            with contextlib.suppress(RuntimeError):
-                task.loop.call_soon_threadsafe(_settle, task.future, result, error)
+            _answer(task, *self._perform(task.job))
 
     def _perform(self, job: Callable[[apsw.Connection], T]) -> tuple[T | None, Exception | None]:
         try:
@@ -123,7 +116,13 @@ class ConnectionThread:
                 connection.close(True)
 
 
-def _settle(future: asyncio.Future[T], result: T, error: Exception | None) -> None:
+def _answer(task: _Task, result: Any, error: Exception | None) -> None:
+    # A closed loop raises: nobody waits for the answer any more.
+    with contextlib.suppress(RuntimeError):
+        task.loop.call_soon_threadsafe(_settle, task.future, result, error)
+
+
+def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
     if future.done():
         return  # cancelled while the job ran; the job's effect stands
     if error is not None:
