@@ -6,6 +6,7 @@ import ast
 import functools
 import gc
 import hashlib
+import inspect
 import itertools
 import json
 import subprocess
@@ -300,7 +301,7 @@ def test_the_source_is_read_once_and_not_kept_alive(monkeypatch: pytest.MonkeyPa
     def step() -> None: ...
 
     first = of(step)
-    monkeypatch.setattr(fingerprint.inspect, "getsource", lambda _: pytest.fail("read again"))
+    monkeypatch.setattr(inspect, "getsource", lambda _: pytest.fail("read again"))
     assert of(step) == first
     before = len(fingerprint._bodies)
     del step

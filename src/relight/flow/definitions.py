@@ -33,7 +33,7 @@ class Definition(Generic[P, R]):
             raise DefinitionError(f"@{self.kind} {fn.__qualname__}: a generator has no single result; return a list")
         if not inspect.isfunction(fn):
             raise DefinitionError(f"@{self.kind} takes a function, not {type(fn).__name__} {fn!r}")
-        self.fn = fn
+        self.fn: Callable[P, R] = fn
         self.name = name if name is not None else fn.__name__.strip("<>")
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise DefinitionError(

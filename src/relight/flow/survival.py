@@ -55,8 +55,7 @@ class Loss(NamedTuple):
 
 
 def same(value: Any, back: Any) -> bool:
-    """Whether the two are equal; no for what cannot be compared (a NaN signalling, an array without one
-    truth)."""
+    """Whether the two are equal; no, if they cannot be compared (a signalling NaN, an array)."""
     try:
         return bool(back == value)
     except Exception:  # noqa: BLE001 - users' __eq__ may raise anything; the parts decide then

@@ -59,15 +59,17 @@ class SqliteStore:
 
     async def open(self) -> None:
         refuse_path(self.path)
-        writer = ConnectionThread("relight-sqlite-writer", self._connect, self._translate)
+        self._writer = ConnectionThread("relight-sqlite-writer", self._connect_writer, self._translate)
+        self._reader = ConnectionThread("relight-sqlite-reader", self._connect_reader, self._translate)
         try:
-            await writer.call(lambda db: None)
+            await self._write(_nothing)
+            self._opened = True
+            # At once, also because SQLite forgets a failed transaction's half-written end of the WAL only as long as some
+            # connection is open: the next one to open the file would find it and take it for committed.
+            await self._read(_nothing)
         except BaseException:
-            await writer.close()
+            await self.close()
             raise
-        self._opened = True
-        self._writer = writer
-        self._reader = ConnectionThread("relight-sqlite-reader", self._connect, self._translate)
 
     async def close(self) -> None:
         """Waits for what was asked before. Closing twice, or without having opened, does nothing."""
@@ -76,13 +78,27 @@ class SqliteStore:
             if thread is not None:
                 await thread.close()
 
-    def _connect(self) -> apsw.Connection:
+    def _connect_writer(self) -> apsw.Connection:
         connection = connect(self.path, create=not self._opened, vfs=self._vfs)
         try:
-            if not self._opened:
-                prepare(connection, self.path, self._migrations)
-            else:
+            if self._opened:
                 check_same(connection, self.path, len(self._migrations))
+            else:
+                prepare(connection, self.path, self._migrations)
+            # A killed process may have left commits in the WAL whose sync had failed: the system shows them to us from
+            # memory, and they are gone after a power cut. Once copied into the file and synced they are what they seem.
+            with contextlib.suppress(apsw.BusyError):  # another process is at it
+                connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        except BaseException:
+            connection.close(True)
+            raise
+        return connection
+
+    def _connect_reader(self) -> apsw.Connection:
+        connection = connect(self.path, create=False, vfs=self._vfs)
+        try:
+            check_same(connection, self.path, len(self._migrations))
+            connection.pragma("query_only", True)
         except BaseException:
             connection.close(True)
             raise
@@ -216,3 +232,7 @@ class SqliteStore:
     async def get_checkpoint(self, root_id: str) -> int | None:
         root = await self._read(lambda db: read.root(db, root_id))
         return (root.checkpoint or None) if root else None
+
+
+def _nothing(db: apsw.Connection) -> None:
+    """Only to connect."""

@@ -15,9 +15,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import apsw
 
+from relight.backends.sqlite.connection import rollback
 from relight.errors import StoreUnavailableError
 
 T = TypeVar("T")
+
+# A file handle may be dead for good (a network file system's server came back as another): then only a new one helps.
+FAILURES_PER_CONNECTION = 3
 
 
 class _Task(NamedTuple):
@@ -30,7 +34,7 @@ class ConnectionThread:
     """Runs jobs in order.
 
     `connect` is called on the thread for the first job, and again after an error that may have broken the
-    connection; `translate` turns apsw's errors into ours.
+    connection for good; `translate` turns apsw's errors into ours.
     """
 
     def __init__(
@@ -43,6 +47,7 @@ class ConnectionThread:
         self._translate = translate
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._connection: apsw.Connection | None = None
+        self._failures = 0  # in a row
         self._closed = False
         self._idle: tuple[Callable[[apsw.Connection], None], float] | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -94,15 +99,29 @@ class ConnectionThread:
         try:
             if self._connection is None:
                 self._connection = self._connect()
-            return job(self._connection), None
+            result = job(self._connection)
         except apsw.Error as failure:
-            # After an I/O error SQLite's view of the file may be stale: begin again with a fresh connection.
-            self._disconnect()
+            self._after_failure()
             error = self._translate(failure)
             error.__cause__ = failure
             return None, error
         except Exception as failure:  # noqa: BLE001 - raised where the job was given
             return None, failure
+        self._failures = 0
+        return result, None
+
+    def _after_failure(self) -> None:
+        """Go on with the same connection, since SQLite takes a failed transaction back and writes over it; begin anew
+        only if that does not help, or the transaction cannot be ended: the next commit would be swallowed by it."""
+        self._failures += 1
+        if self._connection is None:
+            return
+        try:
+            rollback(self._connection)
+        except apsw.Error:
+            self._disconnect()
+        if self._failures >= FAILURES_PER_CONNECTION:
+            self._disconnect()
 
     def _be_idle(self) -> None:
         assert self._idle is not None

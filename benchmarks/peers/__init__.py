@@ -1,0 +1,1 @@
+"""What Relight is measured against: other engines, each in its own file, and SQLite alone (`raw`)."""

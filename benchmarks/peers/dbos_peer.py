@@ -1,0 +1,90 @@
+"""dbos on SQLite, embedded: async workflows and threads were both tried; async starters on one loop are given here.
+
+By default dbos leaves SQLite's rollback journal on. With `wal` the file is switched to WAL before dbos opens it (the mode
+is kept in the file), which is what a careful user would do.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+from dbos import DBOS
+
+THREADS = 64
+
+
+@DBOS.step()
+def noop(i: int) -> int:
+    return i
+
+
+@DBOS.workflow()
+def steps(count: int) -> int:
+    for i in range(count):
+        noop(i)
+    return count
+
+
+@DBOS.workflow()
+def empty(i: int) -> int:
+    return i
+
+
+def launch(folder: str, wal: bool) -> None:
+    path = Path(folder) / "dbos.sqlite"
+    if wal:
+        with sqlite3.connect(path) as db:
+            assert db.execute("PRAGMA journal_mode = WAL").fetchone() == ("wal",)
+        db.close()
+    DBOS(
+        config={
+            "name": "benchmark",
+            "system_database_url": f"sqlite:///{path}",
+            "log_level": "ERROR",
+            "run_admin_server": False,
+            "max_executor_threads": THREADS,
+        }
+    )
+    DBOS.launch()
+    _check(wal)
+
+
+def _check(wal: bool) -> None:
+    """That it really syncs every commit, as everybody here."""
+    import sqlalchemy
+    from dbos._dbos import _get_dbos_instance
+
+    with _get_dbos_instance()._sys_db.engine.connect() as connection:
+        assert connection.execute(sqlalchemy.text("PRAGMA synchronous")).scalar() == 2
+        assert connection.execute(sqlalchemy.text("PRAGMA journal_mode")).scalar() == ("wal" if wal else "delete")
+
+
+def throughput(folder: str, runs: int, steps: int, wal: bool) -> dict[str, Any]:
+    launch(folder, wal)
+    _at_once(globals()["steps"], 5, steps)
+    began = time.perf_counter()
+    _at_once(globals()["steps"], runs, steps)
+    seconds = time.perf_counter() - began
+    DBOS.destroy()
+    return {"seconds": seconds, "steps": runs * steps}
+
+
+def latency(folder: str, runs: int, steps: int, wal: bool) -> dict[str, Any]:
+    """Seconds per step, one run at a time: dbos's own start and end are shared among the run's steps."""
+    launch(folder, wal)
+    times = []
+    for _ in range(runs + 2):
+        began = time.perf_counter()
+        globals()["steps"](steps)
+        times.append((time.perf_counter() - began) / steps)
+    DBOS.destroy()
+    return {"seconds": times[2:]}
+
+
+def _at_once(workflow: Any, runs: int, argument: int) -> None:
+    handles = [DBOS.start_workflow(workflow, argument) for _ in range(runs)]
+    for handle in handles:
+        assert handle.get_result() == argument

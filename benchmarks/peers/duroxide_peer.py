@@ -1,0 +1,64 @@
+"""duroxide (a Rust core with a Python binding) on SQLite.
+
+It opens its file with WAL and synchronous=NORMAL and has no setting for that: its commits are not synced, everybody else's
+are. Its dispatchers poll; the interval here is the shortest that helps.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from duroxide import Client, Runtime, RuntimeOptions, SqliteProvider
+
+WAIT_MS = 200_000
+
+
+def launch(folder: str) -> tuple[Runtime, Client]:
+    path = Path(folder) / "duroxide.db"
+    path.touch()
+    provider = SqliteProvider.open(f"sqlite:{path}")
+    runtime = Runtime(provider, RuntimeOptions(dispatcher_poll_interval_ms=10, log_level="off"))
+
+    @runtime.register_activity("noop")
+    def noop(_: Any, i: int) -> int:
+        return i
+
+    @runtime.register_orchestration("steps")
+    def steps(context: Any, count: int) -> Any:
+        for i in range(count):
+            yield context.schedule_activity("noop", i)
+        return count
+
+    runtime.start()
+    return runtime, Client(provider)
+
+
+def throughput(folder: str, runs: int, steps: int) -> dict[str, Any]:
+    runtime, client = launch(folder)
+    _at_once(client, "warm", 5, steps)
+    began = time.perf_counter()
+    _at_once(client, "run", runs, steps)
+    seconds = time.perf_counter() - began
+    runtime.shutdown(1000)
+    return {"seconds": seconds, "steps": runs * steps}
+
+
+def latency(folder: str, runs: int, steps: int) -> dict[str, Any]:
+    runtime, client = launch(folder)
+    times = []
+    for i in range(runs + 2):
+        began = time.perf_counter()
+        _at_once(client, f"run{i}-", 1, steps)
+        times.append((time.perf_counter() - began) / steps)
+    runtime.shutdown(1000)
+    return {"seconds": times[2:]}
+
+
+def _at_once(client: Client, prefix: str, runs: int, steps: int) -> None:
+    for i in range(runs):
+        client.start_orchestration(f"{prefix}{i}", "steps", steps)
+    for i in range(runs):
+        status = client.wait_for_orchestration(f"{prefix}{i}", WAIT_MS)
+        assert status.status == "Completed", status.status

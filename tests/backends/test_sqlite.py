@@ -1,0 +1,459 @@
+"""The SQLite file itself: what is refused, how it is upgraded, which indexes answer, how it is closed and watched."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import apsw
+import apsw.ext
+import pytest
+
+from relight.backends.sqlite import SqliteStore
+from relight.backends.sqlite.connection import APPLICATION_ID, connect, migrations, prepare
+from relight.backends.sqlite.queries import MAX_STATEMENT_CHARS, SQL, batch_sizes, many
+from relight.errors import CorruptionError, StoreError, StoreFormatError, StoreUnavailableError
+from relight.model.journal import Journal
+from relight.model.run import Hold, Message, MessageKind, RunFilter, Status
+from relight.ports.store import Committed
+from relight.testing.conformance.build import (
+    START,
+    FixedClock,
+    appending,
+    changing,
+    created,
+    creation,
+    entries_of,
+    new_run,
+)
+
+DEADLINE_SECONDS = 30
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "relight.db"
+
+
+@pytest.fixture
+async def store(path):
+    store = SqliteStore(path, clock=FixedClock())
+    await store.open()
+    yield store
+    await store.close()
+
+
+async def refused(path: Path) -> str:
+    """The one line that opening `path` is refused with; the file must be left as it is."""
+    before = path.read_bytes() if path.is_file() else None
+    store = SqliteStore(path, clock=FixedClock())
+    with pytest.raises(StoreFormatError) as failure:
+        await store.open()
+    await store.close()
+    assert (path.read_bytes() if path.is_file() else None) == before
+    message = str(failure.value)
+    assert str(path) in message
+    assert "\n" not in message
+    return message
+
+
+# ---- files that are refused
+
+
+async def test_a_directory(tmp_path):
+    assert "is a directory" in await refused(tmp_path)
+
+
+async def test_a_missing_folder(tmp_path):
+    message = await refused(tmp_path / "no" / "such" / "relight.db")
+    assert f"make the folder {tmp_path / 'no' / 'such'}" in message
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize("content", [b"hello\n" * 500, b"x", b"SQLite format 3\x00" + b"\xff" * 4080])
+async def test_a_file_that_is_no_database(path, content):
+    path.write_bytes(content)
+    assert "use another path" in await refused(path)
+
+
+async def test_another_programs_database(path):
+    db = apsw.Connection(str(path))
+    db.execute("CREATE TABLE theirs (a)")
+    db.close()
+    assert "another program" in await refused(path)
+
+
+async def test_a_database_with_another_application_id(path):
+    db = apsw.Connection(str(path))
+    db.pragma("application_id", 7)
+    db.close()
+    assert "another program" in await refused(path)
+
+
+async def test_a_newer_schema(store, path):
+    newest = len(migrations())
+    await store.close()
+    db = apsw.Connection(str(path))
+    db.pragma("user_version", newest + 1)
+    db.close()
+    message = await refused(path)
+    assert f"version {newest + 1}" in message
+    assert "upgrade Relight" in message
+
+
+async def test_an_empty_file_becomes_ours(path):
+    path.touch()
+    store = SqliteStore(path, clock=FixedClock())
+    await store.open()
+    await created(store, new_run())
+    await store.close()
+
+
+OPEN_AS_A_USER = """
+import asyncio, sys
+from relight.backends.sqlite import SqliteStore
+from relight.clock import SystemClock
+from relight.errors import StoreFormatError
+
+store = SqliteStore(sys.argv[1], clock=SystemClock())
+try:
+    asyncio.run(store.open())
+except StoreFormatError as error:
+    print(error)
+else:
+    print("opened")
+"""
+
+
+def open_as_a_user(path: Path) -> str:
+    """What opening says to somebody who, unlike root, is bound by permission bits."""
+    command = [sys.executable, "-c", OPEN_AS_A_USER, str(path)]
+    if os.geteuid() == 0:
+        if shutil.which("setpriv") is None:
+            pytest.skip("root ignores permission bits, and there is no setpriv to take that power away")
+        command = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search", *command]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=True)
+    return done.stdout.strip()
+
+
+async def test_a_read_only_file(store, path):
+    await store.close()
+    path.chmod(0o444)
+    message = open_as_a_user(path)
+    assert message.startswith(f"{path} is read-only")
+    assert "write permission" in message
+
+
+@pytest.mark.parametrize("present", [True, False], ids=["existing file", "new file"])
+async def test_a_read_only_folder(store, path, present):
+    await store.close()
+    if not present:
+        path.unlink()
+    path.parent.chmod(0o555)
+    try:
+        message = open_as_a_user(path)
+    finally:
+        path.parent.chmod(0o755)
+    assert str(path.parent) in message
+    assert "write permission" in message
+    assert "\n" not in message
+
+
+# ---- the schema and its upgrades
+
+# A change of the kind the next release may bring, so that the way to it is tested before it is needed.
+NEXT_MIGRATION = """
+ALTER TABLE runs ADD COLUMN priority INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX runs_by_priority ON runs (priority) WHERE status = 'pending';
+"""
+
+
+def schema_of(path: Path) -> list[tuple[object, ...]]:
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        return db.execute("SELECT type, name, sql FROM sqlite_schema ORDER BY name").fetchall()
+    finally:
+        db.close()
+
+
+def upgrade(path: Path, scripts: list[str]) -> None:
+    db = connect(path, create=True)
+    try:
+        prepare(db, path, scripts)
+        assert db.pragma("user_version") == len(scripts)
+        assert db.pragma("application_id") == APPLICATION_ID
+        assert db.pragma("integrity_check") == "ok"
+    finally:
+        db.close()
+
+
+@pytest.mark.parametrize("version", range(len(migrations()) + 1))
+def test_every_earlier_version_is_upgraded_with_its_data(tmp_path, version):
+    scripts = [*migrations(), NEXT_MIGRATION]
+    old, fresh = tmp_path / "old.db", tmp_path / "fresh.db"
+    upgrade(fresh, scripts)
+    if version:
+        upgrade(old, scripts[:version])
+        db = apsw.Connection(str(old))
+        db.execute(
+            "INSERT INTO runs (id, flow, flow_hash, status, epoch, reason, created_at, updated_at, input,"
+            " input_blob, output_blob) VALUES ('kept', 'f', '', 'pending', 0, '', 0, 0, x'31', '', '')"
+        )
+        db.close()
+    upgrade(old, scripts)
+    upgrade(old, scripts)  # again: nothing is left to do
+    assert schema_of(old) == schema_of(fresh)
+    if version:
+        db = apsw.Connection(str(old))
+        assert db.execute("SELECT id, input, priority FROM runs").fetchall() == [("kept", b"1", 0)]
+        db.close()
+
+
+def test_a_migration_that_fails_leaves_the_file_as_it_was(path):
+    upgrade(path, migrations())
+    before = schema_of(path)
+    db = connect(path, create=False)
+    with pytest.raises(apsw.SQLError):
+        prepare(db, path, [*migrations(), NEXT_MIGRATION, "DROP TABLE blobs; SELECT no_such_thing;"])
+    assert not db.in_transaction
+    db.close()
+    assert schema_of(path) == before
+    upgrade(path, migrations())
+
+
+async def test_many_open_a_new_file_at_once(path):
+    stores = [SqliteStore(path, clock=FixedClock()) for _ in range(12)]
+    await asyncio.gather(*(store.open() for store in stores))
+    for number, store in enumerate(stores):
+        await created(store, new_run(f"run-{number}"))
+    assert len((await stores[0].list_runs(RunFilter())).runs) == 12
+    await asyncio.gather(*(store.close() for store in stores))
+
+
+# ---- queries
+
+
+def test_statements_for_many_rows_stay_within_the_statement_cache():
+    repeated = [name for name, sql in SQL.items() if "VALUES (?" in sql]
+    assert {"append_entries", "insert_runs", "change_runs", "put_messages"} <= set(repeated)
+    for name in repeated:
+        assert all(len(many(name, size)) <= MAX_STATEMENT_CHARS for size in batch_sizes(name))
+        assert batch_sizes(name)[-1] == 1
+
+
+async def plan(store: SqliteStore, sql: str) -> list[str]:
+    def explain(db: apsw.Connection) -> list[str]:
+        bindings = [None] * apsw.ext.query_info(db, sql).bindings_count
+        return [row[3] for row in db.execute("EXPLAIN QUERY PLAN " + sql, bindings).fetchall()]
+
+    return await store._read(explain)
+
+
+# Tables are searched, never scanned. The only things gone through from end to end are what the statement itself brings
+# along (the ids it was given, the rows it writes).
+BROUGHT_ALONG = ("SCAN wanted VIRTUAL TABLE", "SCAN json_each VIRTUAL TABLE", "SCAN v", "SCAN CONSTANT ROW")
+
+
+@pytest.mark.parametrize("name", sorted(SQL))
+async def test_no_query_goes_through_a_table(store, name):
+    for line in await plan(store, SQL[name]):
+        assert not line.startswith("SCAN") or line.startswith(BROUGHT_ALONG), f"{name}: {line}"
+        assert "AUTOMATIC" not in line, f"{name}: {line}"
+
+
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [
+        ("active_roots", "SEARCH runs USING INDEX runs_active ((created_at,id)>(?,?))"),
+        ("due", "SEARCH runs USING INDEX runs_due (wake_at>? AND wake_at<?)"),
+        ("next_due", "SEARCH runs USING INDEX runs_due (wake_at>?)"),
+        ("held", "SEARCH runs USING INDEX runs_held (hold=? AND flow=?)"),
+        ("messages_after", "SEARCH i USING INDEX inbox_news (id>?)"),
+        ("inbox", "SEARCH i USING INDEX inbox_open (run=?)"),
+        ("list_runs", "SEARCH runs USING INDEX runs_by_creation (created_at>? AND (created_at,id)<(?,?))"),
+        (
+            "list_runs_by_status",
+            "SEARCH runs USING INDEX runs_by_status (status=? AND created_at>? AND (created_at,id)<(?,?))",
+        ),
+        (
+            "list_runs_by_flow",
+            "SEARCH runs USING INDEX runs_by_flow (flow=? AND created_at>? AND (created_at,id)<(?,?))",
+        ),
+        (
+            "list_runs_by_parent",
+            "SEARCH runs USING INDEX runs_by_parent (parent_id=? AND created_at>? AND (created_at,id)<(?,?))",
+        ),
+    ],
+)
+async def test_listings_go_straight_to_their_place(store, name, index):
+    lines = await plan(store, SQL[name])
+    assert any(line.startswith(index) for line in lines), lines
+    if name != "inbox":  # a few roots' messages are put in order; everything else lies in order already
+        assert not any("TEMP B-TREE" in line for line in lines), lines
+
+
+async def steps(store: SqliteStore, call) -> int:
+    """How many steps SQLite's machine takes for `call`: a measure of work that no busy machine can disturb."""
+    total = 0
+
+    def profile(event) -> None:
+        nonlocal total
+        total += event["stmt_status"]["SQLITE_STMTSTATUS_VM_STEP"]
+
+    await store._read(lambda db: db.trace_v2(apsw.SQLITE_TRACE_PROFILE, profile))
+    await call()
+    await store._read(lambda db: db.trace_v2(0))
+    return total
+
+
+async def test_finished_runs_cost_recovery_and_timers_nothing(store):
+    live = [
+        new_run(f"live-{n}", status=Status.WAITING, wake_at=START + n, owner="me" if n % 2 else None) for n in range(10)
+    ]
+    held = new_run("held", status=Status.PAUSED, hold=Hold.DEFINITION, owner=None)
+    await created(store, *live, held)
+    await store.post([Message(run_id="live-1", kind=MessageKind.SIGNAL)])
+    calls = {
+        "list_active_roots": lambda: store.list_active_roots(None, 100),
+        "due": lambda: store.due(START + 100, 100),
+        "next_due": store.next_due,
+        "held": lambda: store.held(Hold.DEFINITION, ["checkout"], 100),
+        "messages_after": lambda: store.messages_after(0, 100),
+        "inbox": lambda: store.inbox([run.id for run in live]),
+        "read": lambda: store.read([run.id for run in live]),
+        "list_runs of a status": lambda: store.list_runs(RunFilter(status=(Status.PAUSED,))),
+    }
+    empty = {name: await steps(store, call) for name, call in calls.items()}
+    for part in range(10):
+        runs = [new_run(f"done-{part}-{n}", created_at=START - n) for n in range(500)]
+        await created(store, *runs)
+        ends = [appending(run, 1, b"end", changes=[changing(run, Status.COMPLETED)]) for run in runs]
+        await store.commit(ends)
+    full = {name: await steps(store, call) for name, call in calls.items()}
+    assert {name: count for name, count in full.items() if count > empty[name] + 5} == {}
+
+
+# ---- what the file remembers
+
+
+async def test_everything_is_there_after_closing_and_opening(store, path):
+    run = new_run()
+    await created(store, run)
+    await store.commit([appending(run, 1, b"2")])
+    await store.close()
+    again = SqliteStore(path, clock=FixedClock())
+    await again.open()
+    assert await again.get_run("run") == run
+    assert await entries_of(again, "run") == [b"created", b"2"]
+    assert await again.commit([appending(run, 2, b"3")]) == [Committed(3)]
+    await again.close()
+
+
+async def test_closing_finishes_what_was_asked_before(path):
+    store = SqliteStore(path, clock=FixedClock())
+    await store.open()
+    commits = [asyncio.ensure_future(store.commit([creation(new_run(f"run-{n}"))])) for n in range(50)]
+    await asyncio.sleep(0)
+    await store.close()
+    assert [await commit for commit in commits] == [[Committed(1)]] * 50
+    await store.close()
+
+
+@pytest.mark.parametrize("state", ["new", "closed"])
+async def test_a_store_that_is_not_open_says_so(path, state):
+    store = SqliteStore(path, clock=FixedClock())
+    if state == "closed":
+        await store.open()
+        await store.close()
+    for call in (store.get_run("run"), store.commit([creation(new_run())]), store.claim({"run": 1}, "me")):
+        with pytest.raises(StoreUnavailableError, match="not open"):
+            await call
+    with pytest.raises(StoreUnavailableError, match="not open"):
+        store.watch(lambda: None)
+
+
+async def test_a_caller_that_is_cancelled_disturbs_nobody(store):
+    calls = [asyncio.ensure_future(store.commit([creation(new_run(f"run-{n}"))])) for n in range(20)]
+    await asyncio.sleep(0)
+    for call in calls[::2]:
+        call.cancel()
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(result, asyncio.CancelledError) for result in results[::2])
+    assert results[1::2] == [[Committed(1)]] * 10
+    assert len((await store.list_runs(RunFilter())).runs) == 20
+
+
+async def test_damaged_pages_hide_only_the_roots_on_them(store, path):
+    runs = [new_run(f"run-{n:02}") for n in range(20)]
+    await store.commit([creation(run, b"first", run.id.encode() * 300) for run in runs])
+    await store.close()
+    content = bytearray(path.read_bytes())
+    place = content.index(b"run-07run-07run-07") // 4096 * 4096
+    content[place : place + 4096] = b"\xff" * 4096
+    path.write_bytes(content)
+    again = SqliteStore(path, clock=FixedClock())
+    await again.open()
+    found = await again.read([run.id for run in runs])
+    damaged = [error.root_id for error in found if isinstance(error, CorruptionError)]
+    assert "run-07" in damaged
+    assert len(damaged) < 6
+    assert sum(isinstance(journal, Journal) for journal in found) == 20 - len(damaged)
+    assert await again.commit([creation(new_run("new"))]) == [Committed(1)], "the others can go on"
+    await again.close()
+
+
+# ---- hearing other processes
+
+
+async def test_another_objects_writing_is_heard_and_ones_own_is_not(store, path):
+    heard = asyncio.Event()
+    calls = []
+
+    def changed() -> None:
+        calls.append(asyncio.get_running_loop())
+        heard.set()
+
+    other = SqliteStore(path, clock=FixedClock())
+    await other.open()
+    await created(store, new_run("mine"))
+    store.watch(changed)
+    await store._write(store._poll)
+    for number in range(5):
+        await created(store, new_run(f"mine-{number}"))
+        await store._write(store._poll)
+    assert calls == []
+    await created(other, new_run("theirs"))
+    await asyncio.wait_for(heard.wait(), DEADLINE_SECONDS)
+    assert calls == [asyncio.get_running_loop()]
+    await other.close()
+
+
+async def test_a_store_that_is_never_idle_hears_others_too(store, path):
+    other = SqliteStore(path, clock=FixedClock())
+    await other.open()
+    run = new_run()
+    await created(store, run)
+    heard = asyncio.Event()
+    store.watch(heard.set)
+    await store._write(store._poll)
+    store._writer._idle = None  # as if it never came to rest
+    await created(other, new_run("theirs"))
+    await store.commit([appending(run, 1, b"2")])
+    await asyncio.wait_for(heard.wait(), DEADLINE_SECONDS)
+    await other.close()
+
+
+async def test_a_file_that_was_replaced_while_open_is_noticed(store, path):
+    await store._write(lambda db: store._writer._disconnect())
+    for name in (path, path.with_name("relight.db-wal"), path.with_name("relight.db-shm")):
+        name.unlink(missing_ok=True)
+    with pytest.raises(StoreError):
+        await store.commit([creation(new_run())])
+    assert not path.exists(), "an empty database was made in its place"
+    path.touch()
+    with pytest.raises(StoreError, match="replaced"):
+        await store.commit([creation(new_run())])

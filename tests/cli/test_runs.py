@@ -1,0 +1,186 @@
+"""The commands that look at a database: they change nothing, and say in one line what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from relight import Relight, Retry, flow, sleep, step, wait_for
+from relight.backends.sqlite.store import SqliteStore
+from relight.clock import SYSTEM_CLOCK
+
+
+@step(retry=Retry(attempts=2))
+async def cli_add(a: int, b: int) -> int:
+    return a + b
+
+
+@step
+async def cli_fail(what: str) -> None:
+    raise ValueError(f"no {what}")
+
+
+@flow
+async def cli_child(n: int) -> int:
+    return await cli_add(n, 1)
+
+
+@flow
+async def cli_parent(n: int) -> int:
+    return await cli_child(await cli_add(n, n))
+
+
+@flow
+async def cli_broken() -> None:
+    await cli_fail("[bold]luck[/bold]")
+
+
+@flow
+async def cli_waiting() -> str:
+    await cli_add(1, 1)
+    return str(await wait_for("go", timeout="1h"))
+
+
+def relight(*arguments: str, cwd, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "relight.cli.main", *arguments],
+        cwd=cwd,
+        env={**os.environ, **environ},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture
+async def folder(tmp_path):
+    """A database with one run of each kind: completed, failed, waiting in memory of a process that is gone."""
+    async with Relight(tmp_path / "relight.db", park_after="50ms") as rl:
+        await rl.run(cli_parent, 2, id="parent")
+        broken = await rl.start(cli_broken, id="broken")
+        waiting = await rl.start(cli_waiting, id="waiting")
+        with pytest.raises(Exception, match="luck"):
+            await broken.result()
+        while (await waiting.status()) != "waiting":
+            await rl.services.recorder._store.latest_sequence("waiting")
+    return tmp_path
+
+
+def test_runs_lists_newest_first(folder):
+    done = relight("runs", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    heading, *lines = done.stdout.splitlines()
+    assert heading.split() == ["run", "flow", "status", "created", "reason"]
+    assert [line.split()[:3] for line in lines] == [
+        ["waiting", "cli_waiting", "waiting"],
+        ["broken", "cli_broken", "failed"],
+        ["parent", "cli_parent", "completed"],
+    ]
+
+
+def test_runs_filters_and_gives_json(folder):
+    def ids(*arguments: str) -> list[str]:
+        return [run["id"] for run in json.loads(relight("runs", "--json", *arguments, cwd=folder).stdout)]
+
+    assert ids() == ["waiting", "broken", "parent"]
+    assert ids("--status", "failed", "--status", "waiting") == ["waiting", "broken"]
+    assert ids("--flow", "cli_parent") == ["parent"]
+    assert ids("--limit", "1") == ["waiting"]
+    assert ids("--status", "paused") == []
+    (parent,) = json.loads(relight("runs", "--json", "--flow", "cli_parent", cwd=folder).stdout)
+    assert (parent["status"], parent["input"], parent["output"]) == ("completed", {"n": 2}, 5)
+    assert parent["created_at"].endswith("+00:00")
+
+
+def test_runs_says_when_there_are_more(folder):
+    assert "more than 2" in relight("runs", "--limit", "2", cwd=folder).stdout
+
+
+def test_looking_changes_nothing(folder):
+    before = json.loads(relight("show", "waiting", "--json", cwd=folder).stdout)
+    assert before["status"] == "waiting"
+    relight("runs", cwd=folder)
+    assert json.loads(relight("show", "waiting", "--json", cwd=folder).stdout) == before
+
+
+def test_show_has_the_row_and_its_operations(folder):
+    run = json.loads(relight("show", "parent", "--json", cwd=folder).stdout)
+    assert run["status"] == "completed"
+    assert [(one["key"], one["kind"], one["state"], one["output"]) for one in run["operations"]] == [
+        ("cli_add", "step", "done", 4),
+        ("cli_child/cli_add", "step", "done", 5),
+        ("cli_child", "run", "done", 5),
+    ]
+    child = json.loads(relight("show", "parent/cli_child", "--json", cwd=folder).stdout)
+    assert (child["root"], child["parent"]) == ("parent", "parent")
+    assert [one["key"] for one in child["operations"]] == ["cli_child/cli_add"]
+
+
+def test_show_tells_errors_and_waits_to_people(folder):
+    failed = relight("show", "broken", cwd=folder).stdout
+    assert "ValueError: no [bold]luck[/bold]" in failed
+    waiting = relight("show", "waiting", cwd=folder).stdout
+    assert "$wait.go" in waiting
+    assert "due" in waiting
+
+
+async def test_show_of_a_corrupt_journal_says_where(folder):
+    store = SqliteStore(folder / "relight.db", clock=SYSTEM_CLOCK)
+    await store.open()
+    await store._write(lambda db: db.execute("UPDATE journal SET event = x'00' WHERE sequence = 2").fetchall())
+    await store.close()
+    run = json.loads(relight("show", "parent", "--json", cwd=folder).stdout)
+    assert run["status"] == "completed"
+    assert "entry 2" in run["journal_error"]
+    assert "its journal cannot be read" in relight("show", "parent", cwd=folder).stdout
+
+
+@pytest.mark.parametrize("command", [["runs"], ["show", "x"], ["runs", "--json"]])
+def test_a_missing_database_is_one_line_and_no_file(tmp_path, command):
+    done = relight(*command, "--db", "none.db", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "relight: there is no database none.db; name one with --db or RELIGHT_STORE\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("store", "problem"),
+    [
+        (".", "is a directory"),
+        ("text.txt", "is not a Relight database"),
+        ("memory:", "memory: holds nothing"),
+        ("mysql://host/db", "this version knows"),
+        ("sqlite:///none.db", "there is no database none.db"),
+    ],
+)
+def test_what_is_no_database_is_one_line(tmp_path, store, problem):
+    (tmp_path / "text.txt").write_text("no database at all, but long enough to be looked at by SQLite" * 40)
+    done = relight("runs", cwd=tmp_path, RELIGHT_STORE=store)
+    assert done.returncode == 2
+    assert problem in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_unknown_run_is_one_line(folder):
+    done = relight("show", "nobody", cwd=folder)
+    assert (done.returncode, done.stderr) == (2, "relight: no run has the id 'nobody'\n")
+
+
+def test_looking_imports_no_modules_of_the_user(folder):
+    (folder / "trap.py").write_text("raise SystemExit('imported')")
+    done = relight("runs", cwd=folder, RELIGHT_MODULES="trap", PYTHONPATH=f"{Path.cwd() / 'src'}:{folder}")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_command_lists_its_commands(tmp_path):
+    done = relight("--help", cwd=tmp_path)
+    assert done.returncode == 0
+    for command in ("demo", "runs", "show"):
+        assert command in done.stdout

@@ -1,0 +1,96 @@
+"""A run that cannot go on is held, not failed; and whoever has freed it may wait for its result at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from relight import NonDeterminismError, Relight, UnknownFlowError, VersionMismatchError, flow, now, random, step, wait_for
+from relight.backends.memory import MemoryStore
+from relight.clock import SYSTEM_CLOCK
+from relight.model.run import Hold, Status
+
+
+@pytest.fixture
+def store():
+    """It keeps its data from one engine to the next."""
+    return MemoryStore(clock=SYSTEM_CLOCK)
+
+
+async def has_status(run, status):
+    while await run.status() != status:
+        pass
+
+
+async def test_another_kind_of_value_than_recorded_holds_the_run(store, registry, caplog):
+    def define(value):
+        @flow
+        async def valued() -> str:
+            seen = value()
+            await wait_for("go")
+            return str(seen)
+
+        return valued
+
+    async with Relight(store=store) as rl:
+        run = await rl.start(define(now), id="r")
+        await has_status(run, Status.WAITING)
+    registry.remove("valued")
+    define(random)
+    async with Relight(store=store) as rl:
+        run = await rl.get("r")
+        with pytest.raises(NonDeterminismError, match=r"'\$random' where its journal holds '\$now'"):
+            await run.result(timeout="10s")
+        assert (await run.describe()).hold is Hold.NONDETERMINISM
+    assert "[NONDETERMINISM] run r: the flow asks for" in caplog.text
+
+
+async def test_the_result_of_a_run_can_be_awaited_as_soon_as_its_flow_is_registered(store, registry):
+    @flow
+    async def vanishing() -> str:
+        return str(await wait_for("go"))
+
+    async with Relight(store=store) as rl:
+        run = await rl.start(vanishing, id="r")
+        await has_status(run, Status.WAITING)
+    registry.remove("vanishing")
+    async with Relight(store=store) as rl:
+        with pytest.raises(UnknownFlowError):
+            await (await rl.get("r")).result(timeout="10s")
+    registry.add(vanishing)
+    async with Relight(store=store) as rl:
+        run = await rl.get("r")
+        await run.signal("go", "gone")
+        assert await run.result(timeout="10s") == "gone"
+
+
+async def test_the_result_of_a_held_run_can_be_awaited_as_soon_as_it_is_resumed(store, registry):
+    def define(number):
+        source = f"""
+@step
+async def changing() -> int:
+    return {number}
+"""
+        names = {"step": step}
+        exec(source, names)
+
+        @flow
+        async def held() -> int:
+            found = await names["changing"]()
+            await wait_for("go")
+            return found
+
+    define(1)
+    async with Relight(store=store) as rl:
+        run = await rl.start("held", id="r")
+        await has_status(run, Status.WAITING)
+    registry.remove("held")
+    define(2)
+    async with Relight(store=store, recovery={"version_mismatch": "fail"}) as rl:
+        run = await rl.get("r")
+        with pytest.raises(VersionMismatchError):
+            await run.result(timeout="10s")
+    async with Relight(store=store, recovery={"version_mismatch": "warn"}) as rl:
+        run = await rl.get("r")
+        await run.resume()
+        await run.signal("go")
+        assert await run.result(timeout="10s") == 1

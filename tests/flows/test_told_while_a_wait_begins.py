@@ -1,0 +1,53 @@
+"""A request may arrive while the beginning of a wait is being committed, when there is no wait yet to be broken off."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from relight import Relight, RunCancelledError, flow, sleep, step
+
+# Of the event loop, between start() and the request: some of these meet the commit of the wait's beginning.
+TURNS = range(8)
+
+
+@pytest.mark.parametrize("turns", TURNS)
+async def test_cancel_is_heard_and_the_flow_cleans_up(turns):
+    cleaned = []
+
+    @step
+    async def clean_up() -> None:
+        cleaned.append(turns)
+
+    @flow
+    async def sleeper() -> None:
+        try:
+            await sleep("1h")
+        finally:
+            await clean_up()
+
+    async with Relight("memory:", cancel_grace="1h") as rl:
+        run = await rl.start(sleeper)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await run.cancel()
+        with pytest.raises(RunCancelledError):
+            await run.result(timeout="10s")
+    assert cleaned == [turns]
+
+
+@pytest.mark.parametrize("turns", TURNS)
+async def test_pause_takes_effect_at_once(turns):
+    @flow
+    async def sleeper() -> None:
+        await sleep("1h")
+
+    async with Relight("memory:", shutdown_grace="1h") as rl:
+        run = await rl.start(sleeper)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await run.pause()
+        async with asyncio.timeout(10):
+            while await run.status() != "paused":
+                await asyncio.sleep(0.001)

@@ -1,0 +1,244 @@
+"""The world of a behaviour test: one store, a clock to advance, and engines on it that close, crash and come back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import UUID
+
+import apsw
+import pytest
+
+from relight import Handle, Relight, Run
+from relight.backends.memory import MemoryStore
+from relight.backends.sqlite.store import SqliteStore
+from relight.clock import SYSTEM_ENTROPY
+from relight.flow.registry import REGISTRY
+from relight.flow.scope import remove_task_factory
+from relight.model.journal import AnyEvent, Journal, decode_event
+from relight.model.replay import TreeState, restore
+from relight.testing.clock import FakeClock
+
+T = TypeVar("T")
+
+DEADLINE_SECONDS = 20.0  # for anything a test waits for; generous, since it is only ever used up by a failure
+
+
+async def until(condition: Callable[[], T | Awaitable[T]], seconds: float = DEADLINE_SECONDS) -> T:
+    """Look again and again until the condition holds, and return what it found; fail after the deadline."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = condition()
+        value: Any = await found if inspect.isawaitable(found) else found
+        if value:
+            return value  # type: ignore[no-any-return]  # T, or what its awaitable gave
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {seconds:.0f}s in vain for: {inspect.getsource(condition).strip()}")
+        await asyncio.sleep(0.001)
+
+
+class MortalStore:
+    """A store as one process sees it. Once that process is dead, nothing it asks for happens any more."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.dead = False
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        self.inner.watch(lambda: None if self.dead else changed())
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.inner, name)
+
+        async def mortal(*args: Any, **kwargs: Any) -> Any:
+            self._check()
+            result = await method(*args, **kwargs)
+            self._check()  # it died while the store worked: written, perhaps, but the answer is lost
+            return result
+
+        return mortal
+
+    def _check(self) -> None:
+        if self.dead:
+            raise asyncio.CancelledError
+
+
+class FixedEntropy:
+    """Ids as ever; `random` gives the same number each time."""
+
+    def __init__(self, number: float = 0.5) -> None:
+        self.number = number
+
+    def run_id(self) -> str:
+        return SYSTEM_ENTROPY.run_id()
+
+    def uuid(self) -> UUID:
+        return SYSTEM_ENTROPY.uuid()
+
+    def random(self) -> float:
+        return self.number
+
+
+class World:
+    """One store (`kind` is "memory" or "sqlite"), and the engines that a test opens on it, one after the other."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind = kind
+        self.path = folder / "relight.db"
+        self.clock = FakeClock()
+        self.entropy = FixedEntropy()
+        self.trouble: list[str] = []  # what the event loop complained about: lost exceptions, lost tasks
+        self._memory = MemoryStore(clock=self.clock)
+        self._engines: dict[Relight, MortalStore] = {}
+        self._config: dict[str, Any] = {}
+        self._current: Relight | None = None
+
+    @property
+    def rl(self) -> Relight:
+        """The engine that was opened last."""
+        assert self._current is not None, "open one first"
+        return self._current
+
+    async def open(self, **config: Any) -> Relight:
+        """An engine on the store; one that is open already lives on beside it."""
+        inner = self._memory if self.kind == "memory" else SqliteStore(self.path, clock=self.clock)
+        store = MortalStore(inner)
+        rl = Relight("memory:", store=store, clock=self.clock, entropy=self.entropy, **config)  # type: ignore[arg-type]
+        asyncio.get_running_loop().set_exception_handler(self._on_trouble)
+        await rl.open()
+        self._engines[rl] = store
+        self._current, self._config = rl, config
+        return rl
+
+    async def close(self, rl: Relight | None = None) -> None:
+        """End an engine gracefully."""
+        engine = rl or self.rl
+        del self._engines[engine]
+        await engine.close()
+
+    async def crash(self, rl: Relight | None = None) -> None:
+        """End an engine as a dying process does: from now on nothing reaches the store, and all its code is gone.
+
+        (Gone by being cancelled: plain `finally` blocks do run. A thread inside a step's body lives on, unheard.)
+        """
+        engine = rl or self.rl
+        store = self._engines.pop(engine)
+        store.dead = True
+        services, orchestrator = engine.services, engine.orchestrator
+        orchestrator.stopping = True
+        with contextlib.suppress(ValueError):
+            REGISTRY.unlisten(orchestrator.flow_registered)
+        tasks: list[asyncio.Task[Any] | None] = [services.recorder._task, orchestrator._task]
+        tasks += services.background._tasks
+        for run in orchestrator.live.values():
+            run.stopping, run.departing = "crashed", True
+            tasks += [run.main, *run.tasks]
+            for thread in run.threads:
+                tasks += thread.operations
+        left = [task for task in tasks if task is not None and not task.done()]
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=DEADLINE_SECONDS)
+        await store.inner.close()
+        remove_task_factory(services.loop)
+        engine._services = engine._orchestrator = None
+
+    async def crash_and_reopen(self, **config: Any) -> Relight:
+        await self.crash()
+        return await self.open(**{**self._config, **config})
+
+    async def close_and_reopen(self, **config: Any) -> Relight:
+        await self.close()
+        return await self.open(**{**self._config, **config})
+
+    async def end(self) -> None:
+        for engine in list(self._engines):
+            await self.close(engine)
+        assert not self.trouble, self.trouble
+
+    def _on_trouble(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self.trouble.append(f"{context.get('message')}: {context.get('exception')!r}")
+
+    # ---- looking at what is there
+
+    async def row(self, run_id: str) -> Run:
+        return await self.rl.row(run_id)
+
+    async def is_(self, status: str, run: Handle) -> bool:
+        return await run.status() == status
+
+    async def until_status(self, status: str, run: Handle) -> Run:
+        await until(lambda: self.is_(status, run))
+        return await self.row(run.id)
+
+    async def park(self, run: Handle) -> Run:
+        """Once the run waits, let time pass until it has left memory."""
+        await until(lambda: self.is_("waiting", run))
+        await until(lambda: self._parked(run))
+        return await self.row(run.id)
+
+    async def _parked(self, run: Handle) -> bool:
+        if run.id in self.rl.orchestrator.live:
+            self.clock.advance(self.rl.config.park_after_seconds)
+            return False
+        return (await self.row(run.id)).owner is None
+
+    async def journal(self, run_id: str) -> Journal:
+        (journal,) = await self.rl.services.store.read([run_id])
+        assert isinstance(journal, Journal)
+        return journal
+
+    async def events(self, run_id: str) -> list[AnyEvent]:
+        return [decode_event(entry.event) for entry in (await self.journal(run_id)).entries]
+
+    async def state(self, run_id: str) -> TreeState:
+        return restore(await self.journal(run_id))
+
+    async def recorded(self, run_id: str) -> list[str]:
+        """The keys of what has ended in a run, in the order of its journal."""
+        return list((await self.state(run_id)).outcomes)
+
+    def rows_in(self, table: str) -> int:
+        """How many rows a table of the store holds: "runs", "journal" or "blobs"."""
+        if self.kind == "memory":
+            memory = self._memory
+            return {
+                "runs": len(memory.runs),
+                "journal": sum(len(tree.entries) for tree in memory.trees.values()),
+                "blobs": len(memory._blobs),
+            }[table]
+        # apsw and not sqlite3: two SQLite libraries in one process would drop each other's file locks.
+        with contextlib.closing(apsw.Connection(str(self.path))) as db:
+            count: Any = db.execute(f"SELECT count(*) FROM {table}").fetchall()[0][0]
+            return int(count)
+
+    def damage(self, run_id: str, sequence: int, data: bytes = b'["step"') -> None:
+        """Overwrite an entry of a journal, as a failing disk would."""
+        if self.kind == "memory":
+            tree = self._memory.trees[run_id]
+            tree.entries[sequence - tree.base - 1].data = data
+        else:
+            self._execute(
+                "UPDATE journal SET event = ? WHERE sequence = ? AND run = (SELECT key FROM runs WHERE id = ?)",
+                (data, sequence, run_id),
+            )
+
+    def damage_checkpoint(self, run_id: str, data: bytes = b"{") -> None:
+        if self.kind == "memory":
+            state = self._memory.trees[run_id].state
+            assert state is not None
+            state.data = data
+        else:
+            self._execute("UPDATE checkpoints SET state = ? WHERE run = (SELECT key FROM runs WHERE id = ?)", (data, run_id))
+
+    def _execute(self, statement: str, values: tuple[Any, ...]) -> None:
+        with contextlib.closing(apsw.Connection(str(self.path))) as db:
+            db.set_busy_timeout(5000)
+            db.execute(statement, values).fetchall()
+            assert db.changes() == 1
