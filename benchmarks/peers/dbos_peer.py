@@ -1,4 +1,4 @@
-"""dbos on SQLite, embedded: async workflows and threads were both tried; async starters on one loop are given here.
+"""dbos on SQLite, embedded: sync workflows on its thread pool. Its async workflows were tried too and are a little slower.
 
 By default dbos leaves SQLite's rollback journal on. With `wal` the file is switched to WAL before dbos opens it (the mode
 is kept in the file), which is what a careful user would do.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,27 @@ def latency(folder: str, runs: int, steps: int, wal: bool) -> dict[str, Any]:
         times.append((time.perf_counter() - began) / steps)
     DBOS.destroy()
     return {"seconds": times[2:]}
+
+
+def starting(folder: str, starters: int, runs: int, wal: bool, await_result: bool) -> dict[str, Any]:
+    """Seconds in which `starters` threads start `runs` runs between them."""
+    launch(folder, wal)
+
+    def start(i: int) -> Any:
+        handle = DBOS.start_workflow(empty, i)
+        if await_result:
+            assert handle.get_result() == i
+        return handle
+
+    with ThreadPoolExecutor(starters) as pool:
+        list(pool.map(start, range(starters)))
+        began = time.perf_counter()
+        handles = list(pool.map(start, range(runs)))
+        seconds = time.perf_counter() - began
+    for handle in handles:
+        handle.get_result()
+    DBOS.destroy()
+    return {"seconds": seconds}
 
 
 def _at_once(workflow: Any, runs: int, argument: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Awaitable, Callable
 
 from relight.backends.sqlite import SqliteStore
 from relight.clock import SystemClock
@@ -70,7 +71,8 @@ async def append(store: SqliteStore, run_id: str) -> None:
 async def main(role: str, path: str, *arguments: str) -> None:
     store = SqliteStore(path, clock=SystemClock())
     await store.open()
-    await {"hammer": hammer, "append": append}[role](store, *arguments)
+    roles: dict[str, Callable[..., Awaitable[None]]] = {"hammer": hammer, "append": append}
+    await roles[role](store, *arguments)
     await store.close()
 
 

@@ -33,7 +33,7 @@ class FaultyDisk(apsw.VFS):
         self.syncs = 0
         super().__init__(name, "")
 
-    def xOpen(self, name, flags):
+    def xOpen(self, name, flags):  # noqa: N802 - SQLite's name
         self.check("open")
         return FaultyFile(self, name, flags)
 
@@ -47,16 +47,16 @@ class FaultyFile(apsw.VFSFile):
         self.disk = disk
         super().__init__("", name, flags)
 
-    def xSync(self, flags):
+    def xSync(self, flags):  # noqa: N802 - SQLite's name
         self.disk.syncs += 1
         self.disk.check("sync")
         super().xSync(flags)
 
-    def xWrite(self, data, offset):
+    def xWrite(self, data, offset):  # noqa: N802 - SQLite's name
         self.disk.check("write")
         super().xWrite(data, offset)
 
-    def xRead(self, amount, offset):
+    def xRead(self, amount, offset):  # noqa: N802 - SQLite's name
         self.disk.check("read")
         return super().xRead(amount, offset)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from relight import NonDeterminismError, Relight, UnknownFlowError, VersionMismatchError, flow, now, random, step, wait_for
@@ -18,7 +20,7 @@ def store():
 
 async def has_status(run, status):
     while await run.status() != status:
-        pass
+        await asyncio.sleep(0.001)
 
 
 async def test_another_kind_of_value_than_recorded_holds_the_run(store, registry, caplog):

@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Coroutine
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, get_type_hints, overload
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from relight.durations import Duration, parse_duration
 from relight.errors import DefinitionError
@@ -15,6 +15,7 @@ from relight.flow.payloads import ArgumentsCodec, ValueCodec
 from relight.flow.registry import REGISTRY
 from relight.flow.retry import Retry
 from relight.flow.scope import CURRENT, Scope
+from relight.flow.signatures import resolve
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -122,10 +123,7 @@ class Flow(Definition[P, R]):
 
 def return_annotation(fn: Callable[..., Any]) -> Any:
     """What a function says it returns; Any where it says nothing."""
-    try:
-        return get_type_hints(fn, include_extras=True).get("return", Any)
-    except Exception:  # noqa: BLE001 - an annotation that cannot be resolved: the codec explains it when a value does not survive
-        return getattr(fn, "__annotations__", {}).get("return", Any)
+    return resolve(fn, getattr(inspect.unwrap(fn), "__annotations__", {}).get("return", inspect.Parameter.empty))
 
 
 # What a sync step's call gives depends on who calls it (its result in a sync flow, an awaitable in an async one), which no

@@ -33,7 +33,7 @@ async def call(
     begun = run.begun(key)
     if begun is None and run.cancel_reason is not None and not scope.cancel_seen:
         await hold.interrupt(run, scope, key)  # one that has begun hears of it inside, where it can clean up
-    data = flow.arguments.seal(args, kwargs)
+    data = flow.arguments.seal(args, kwargs, run.services.config.payload.max_bytes)
     at = begun.at if begun is not None and begun.at else run.services.clock.now()
     if begun is None:
         _create(run, scope, flow, key, data, at)
@@ -109,7 +109,7 @@ async def spawn(
         await hold.interrupt(run, scope, key)
     if run.services.registry.find(flow.name) is not flow:
         raise DefinitionError(f"spawn({flow.name!r}): the flow is not registered under that name in this process")
-    data = flow.arguments.seal(args, kwargs)
+    data = flow.arguments.seal(args, kwargs, run.services.config.payload.max_bytes)
     at = run.services.clock.now()
     spawned_id = execute.check_run_id(run_id) if run_id is not None else run.run_id(key)
     if run_id is not None:

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 class _Item:
     __slots__ = ("digest", "index", "scope_path", "value")
 
-    def __init__(self, foreach: str, index: int, value: Any, data: bytes) -> None:
+    def __init__(self, foreach: str, index: int, value: Any, digest: str) -> None:
         self.index = index
         self.value = value
-        self.digest = text_digest(data)
+        self.digest = digest
         self.scope_path = item_scope(foreach, index, self.digest)
 
 
@@ -40,8 +40,7 @@ async def foreach(
     """See flow.operations.foreach. The items' results are the foreach's only record: there is no entry for its end."""
     scope = here(scope)
     key = scope.begin("$foreach")
-    codec = ValueCodec(Any, f"item of {key}")
-    todo = [_Item(key, index, value, codec.seal(value)[0]) for index, value in enumerate(items)]
+    todo = [_Item(key, index, value, digest) for index, (value, digest) in enumerate(_digests(key, items, each))]
     results_codec = (
         each.result if isinstance(each, Definition) else ValueCodec(return_annotation(each), f"result of {key}")
     )
@@ -73,6 +72,16 @@ async def foreach(
         # Items under way were left to finish, so that the journal holds them; an Unwind outweighs an item's own error.
         raise next((error for error in failures if isinstance(error, Unwind)), failures[0])
     return results
+
+
+def _digests(key: str, items: list[Any], each: Callable[..., Any]) -> Iterator[tuple[Any, str]]:
+    """Each item with the fingerprint of its content, seen as the argument it will be."""
+    codec = ValueCodec(Any, f"item of {key}")
+    for item in items:
+        if isinstance(each, Definition):
+            yield item, each.arguments.digest((item,), {})
+        else:
+            yield item, text_digest(codec.outline(item))
 
 
 async def _kept(run: LiveRun, key: str, todo: list[_Item], sequential: bool) -> dict[int, Outcome]:

@@ -17,6 +17,7 @@ from relight.errors import StoreError, StoreUnavailableError
 from relight.flow.definitions import Flow
 from relight.flow.scope import start_task
 from relight.lifecycle import execute, hold
+from relight.lifecycle.blocked import is_blocked
 from relight.lifecycle.recover import take_up
 from relight.lifecycle.run import LiveRun, Services
 from relight.model.replay import TreeState
@@ -77,6 +78,9 @@ class Orchestrator:
 
     async def _let_go(self, run: LiveRun, grace_seconds: float) -> None:
         """Shut down one run: it is free at once for whoever opens the store next, and that counts as no crash."""
+        if is_blocked(run):
+            await hold.park(run)
+            return
         now = self.services.clock.now()
         await hold.depart(
             run,

@@ -1,0 +1,77 @@
+"""Sync flows and sync steps, which cost thread hops, and the time that `import relight` takes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import Bench, Section, median, number, say
+
+STEPS = 10
+KINDS = {
+    "steps": "async flow, async steps",
+    "sync_steps_in_async_flow": "async flow, sync steps",
+    "sync_steps": "sync flow, sync steps",
+}
+
+
+# ---- in the child
+
+
+def relight(folder: str, kind: str, runs: int, rounds: int) -> dict[str, Any]:
+    from benchmarks import flows
+    from relight import Relight
+
+    async def main() -> dict[str, Any]:
+        times = []
+        async with Relight(Path(folder) / "relight.db") as rl:
+            for _ in range(rounds + 1):
+                began = time.perf_counter()
+                handles = await asyncio.gather(*(rl.start(getattr(flows, kind), STEPS) for _ in range(runs)))
+                await asyncio.gather(*(handle.result() for handle in handles))
+                times.append(time.perf_counter() - began)
+        return {"seconds": times[1:]}
+
+    return asyncio.run(main())
+
+
+def importing(module: str) -> dict[str, Any]:
+    import importlib
+    import sys
+
+    before, began = len(sys.modules), time.perf_counter()
+    importlib.import_module(module)
+    return {"seconds": time.perf_counter() - began, "modules": len(sys.modules) - before}
+
+
+# ---- in the parent
+
+
+def run(bench: Bench) -> Section:
+    section = Section("sync", "Sync code, and importing", ["what", "1 at once", "50 at once", "500 at once", "unit"])
+    children, rounds = (1, 3) if bench.quick else (3, 5)
+    for kind, name in KINDS.items():
+        rates = {}
+        for runs in (1, 50, 500):
+            say(f"sync: {name}, {runs} at once")
+            times = [
+                median(
+                    bench.alone("benchmarks.sync_code:relight", kind=kind, runs=runs, rounds=rounds * (10 if runs == 1 else 1))[
+                        "seconds"
+                    ]
+                )
+                for _ in range(children)
+            ]
+            rates[runs] = runs * STEPS / median(times)
+        section.data[kind] = rates
+        section.rows.append([name, *(number(rate) for rate in rates.values()), "steps/s"])
+    turns = 5 if bench.quick else 11
+    bench.child("benchmarks.sync_code:importing", module="relight")  # writes the .pyc files
+    found = [bench.child("benchmarks.sync_code:importing", module="relight") for _ in range(turns)]
+    milliseconds = median([one["seconds"] * 1e3 for one in found])
+    section.data["import"] = {"milliseconds": milliseconds, "modules": found[0]["modules"]}
+    section.rows.append(["import relight", number(milliseconds), "", "", f"ms, {found[0]['modules']} modules"])
+    section.target("import relight", "≤ 150 ms", milliseconds, lambda x: x <= 150, " ms")
+    return section

@@ -1,0 +1,123 @@
+"""Which indexes answer the queries: nothing an orchestrator asks for over and over may cost more for old runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import apsw
+import apsw.ext
+import pytest
+
+from relight.backends.sqlite import SqliteStore
+from relight.backends.sqlite.queries import MAX_STATEMENT_CHARS, SQL, batch_sizes, many
+from relight.model.run import Hold, Message, MessageKind, RunFilter, Status
+from relight.testing.conformance.build import START, FixedClock, appending, changing, created, new_run
+
+
+@pytest.fixture
+async def store(tmp_path):
+    store = SqliteStore(tmp_path / "relight.db", clock=FixedClock())
+    await store.open()
+    yield store
+    await store.close()
+
+
+def test_statements_for_many_rows_stay_within_the_statement_cache():
+    repeated = [name for name, sql in SQL.items() if "VALUES (?" in sql]
+    assert {"append_entries", "insert_runs", "change_runs", "put_messages"} <= set(repeated)
+    for name in repeated:
+        assert all(len(many(name, size)) <= MAX_STATEMENT_CHARS for size in batch_sizes(name))
+        assert batch_sizes(name)[-1] == 1
+
+
+async def plan(store: SqliteStore, sql: str) -> list[str]:
+    def explain(db: apsw.Connection) -> list[str]:
+        bindings = [None] * apsw.ext.query_info(db, sql).bindings_count
+        rows: list[Any] = db.execute("EXPLAIN QUERY PLAN " + sql, bindings).fetchall()
+        return [row[3] for row in rows]
+
+    return await store._read(explain)
+
+
+# Tables are searched, never scanned. The only things gone through from end to end are what the statement itself brings
+# along (the ids it was given, the rows it writes).
+BROUGHT_ALONG = ("SCAN wanted VIRTUAL TABLE", "SCAN json_each VIRTUAL TABLE", "SCAN v", "SCAN CONSTANT ROW")
+
+
+@pytest.mark.parametrize("name", sorted(SQL))
+async def test_no_query_goes_through_a_table(store, name):
+    for line in await plan(store, SQL[name]):
+        assert not line.startswith("SCAN") or line.startswith(BROUGHT_ALONG), f"{name}: {line}"
+        assert "AUTOMATIC" not in line, f"{name}: {line}"
+
+
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [
+        ("active_roots", "SEARCH runs USING INDEX runs_active ((created_at,id)>(?,?))"),
+        ("due", "SEARCH runs USING INDEX runs_due (wake_at>? AND wake_at<?)"),
+        ("next_due", "SEARCH runs USING INDEX runs_due (wake_at>?)"),
+        ("held", "SEARCH runs USING INDEX runs_held (hold=? AND flow=?)"),
+        ("messages_after", "SEARCH i USING INDEX inbox_news (id>?)"),
+        ("inbox", "SEARCH i USING INDEX inbox_open (run=?)"),
+        ("list_runs", "SEARCH runs USING INDEX runs_by_creation (created_at>? AND (created_at,id)<(?,?))"),
+        (
+            "list_runs_by_status",
+            "SEARCH runs USING INDEX runs_by_status (status=? AND created_at>? AND (created_at,id)<(?,?))",
+        ),
+        (
+            "list_runs_by_flow",
+            "SEARCH runs USING INDEX runs_by_flow (flow=? AND created_at>? AND (created_at,id)<(?,?))",
+        ),
+        (
+            "list_runs_by_parent",
+            "SEARCH runs USING INDEX runs_by_parent (parent_id=? AND created_at>? AND (created_at,id)<(?,?))",
+        ),
+    ],
+)
+async def test_listings_go_straight_to_their_place(store, name, index):
+    lines = await plan(store, SQL[name])
+    assert any(line.startswith(index) for line in lines), lines
+    if name != "inbox":  # a few roots' messages are put in order; everything else lies in order already
+        assert not any("TEMP B-TREE" in line for line in lines), lines
+
+
+async def steps(store: SqliteStore, call) -> int:
+    """How many steps SQLite's machine takes for `call`: a measure of work that no busy machine can disturb."""
+    total = 0
+
+    def profile(event) -> None:
+        nonlocal total
+        total += event["stmt_status"]["SQLITE_STMTSTATUS_VM_STEP"]
+
+    await store._read(lambda db: db.trace_v2(apsw.SQLITE_TRACE_PROFILE, profile))
+    await call()
+    await store._read(lambda db: db.trace_v2(0))
+    return total
+
+
+async def test_finished_runs_cost_recovery_and_timers_nothing(store):
+    live = [
+        new_run(f"live-{n}", status=Status.WAITING, wake_at=START + n, owner="me" if n % 2 else None) for n in range(10)
+    ]
+    held = new_run("held", status=Status.PAUSED, hold=Hold.DEFINITION, owner=None)
+    await created(store, *live, held)
+    await store.post([Message(run_id="live-1", kind=MessageKind.SIGNAL)])
+    calls = {
+        "list_active_roots": lambda: store.list_active_roots(None, 100),
+        "due": lambda: store.due(START + 100, 100),
+        "next_due": store.next_due,
+        "held": lambda: store.held(Hold.DEFINITION, ["checkout"], 100),
+        "messages_after": lambda: store.messages_after(0, 100),
+        "inbox": lambda: store.inbox([run.id for run in live]),
+        "read": lambda: store.read([run.id for run in live]),
+        "list_runs of a status": lambda: store.list_runs(RunFilter(status=(Status.PAUSED,))),
+    }
+    empty = {name: await steps(store, call) for name, call in calls.items()}
+    for part in range(10):
+        runs = [new_run(f"done-{part}-{n}", created_at=START - n) for n in range(500)]
+        await created(store, *runs)
+        ends = [appending(run, 1, b"end", changes=[changing(run, Status.COMPLETED)]) for run in runs]
+        await store.commit(ends)
+    full = {name: await steps(store, call) for name, call in calls.items()}
+    assert {name: count for name, count in full.items() if count > empty[name] + 5} == {}

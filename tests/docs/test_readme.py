@@ -1,0 +1,57 @@
+"""The README's first screen is a promise: its program is killed and resumed here as it says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.docs.test_snippets import ROOT, blocks
+
+README = ROOT / "README.md"
+
+
+@pytest.fixture
+def app(tmp_path):
+    program = next(code for kind, _, code in blocks(README) if kind == "python")
+    (tmp_path / "app.py").write_text("\n".join(program))
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "app.py"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    return start
+
+
+def test_kill_and_resume(app):
+    first = app()
+    assert first.stdout is not None
+    seen = [first.stdout.readline().strip() for _ in range(3)]
+    first.kill()
+    first.communicate()
+    assert seen == ["working on 0", "working on 1", "working on 2"]
+
+    second, _ = app().communicate(timeout=60)
+    assert second.splitlines() == [*(f"working on {n}" for n in (2, 3, 4, 5)), "result: 55"]
+
+    third, _ = app().communicate(timeout=60)
+    assert third.splitlines() == ["result: 55"]
+
+
+def test_the_first_screen_has_it_all():
+    screen = "\n".join(README.read_text().splitlines()[:60])
+    for needed in ("pip install", "@step", "@flow", "kill -9", "make demo", "make test"):
+        assert needed in screen
+
+
+def test_the_program_is_short():
+    program = next(code for kind, _, code in blocks(README) if kind == "python")
+    code = [line for line in program if line.strip() and not line.startswith(("#", "import", "from"))]
+    assert len(code) <= 10
