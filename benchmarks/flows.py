@@ -49,4 +49,5 @@ async def sleeper(i: int) -> int:
 
 @flow
 async def listener(i: int) -> int:
-    return await wait_for("go", int) + i
+    signalled: int = await wait_for("go", int)
+    return signalled + i

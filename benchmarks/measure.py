@@ -69,11 +69,20 @@ class Bench:
 
     def child(self, target: str, **arguments: Any) -> dict[str, Any]:
         """Call `module:function` in a fresh process. Raises NotMeasuredError with the reason when that fails."""
-        command = [sys.executable, "-m", "benchmarks.child", target, json.dumps(arguments)]
+        return self.python("-m", "benchmarks.child", target, json.dumps(arguments))
+
+    def python(self, *arguments: str) -> dict[str, Any]:
+        """What a fresh interpreter prints, as JSON, on its last line."""
         environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "PYTHONHASHSEED": "0"}
         try:
             done = subprocess.run(
-                command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=CHILD_SECONDS, check=False
+                [sys.executable, *arguments],
+                cwd=ROOT,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=CHILD_SECONDS,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             raise NotMeasuredError(f"did not end within {CHILD_SECONDS:.0f} s") from None

@@ -71,7 +71,9 @@ def run(bench: Bench) -> Section:
                 lambda x: x >= 50,
                 "×",
             )
-    section.notes.append("With one starter each start() is one synced commit for everybody: the disk sets the pace, not the engine.")
+    section.notes.append(
+        "With one starter each start() is one synced commit for everybody: the disk sets the pace, not the engine."
+    )
     return section
 
 
@@ -83,9 +85,7 @@ def _rates(bench: Bench, section: Section, starters: int) -> dict[str, dict[str,
     for what, await_result in ways.items():
         say(f"starting: {starters} starters, {what}")
         arguments = {"starters": starters, "runs": runs, "rounds": rounds, "await_result": await_result}
-        times = [
-            median(bench.alone("benchmarks.starting:relight", **arguments)["seconds"]) for _ in range(children)
-        ]
+        times = [median(bench.alone("benchmarks.starting:relight", **arguments)["seconds"]) for _ in range(children)]
         found["relight"][what] = runs / median(times)
     theirs = {1: 40, 50: 150, 500: 500}[starters] if bench.quick else {1: 100, 50: 500, 500: 1000}[starters]
     for label, wal in (("dbos", False), ("dbos-wal", True)):

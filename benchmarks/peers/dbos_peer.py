@@ -17,21 +17,23 @@ from dbos import DBOS
 THREADS = 64
 
 
-@DBOS.step()
-def noop(i: int) -> int:
+def _noop(i: int) -> int:
     return i
 
 
-@DBOS.workflow()
-def steps(count: int) -> int:
+def _steps(count: int) -> int:
     for i in range(count):
         noop(i)
     return count
 
 
-@DBOS.workflow()
-def empty(i: int) -> int:
+def _empty(i: int) -> int:
     return i
+
+
+noop = DBOS.step()(_noop)
+ten_steps = DBOS.workflow()(_steps)
+empty = DBOS.workflow()(_empty)
 
 
 def launch(folder: str, wal: bool) -> None:
@@ -55,19 +57,18 @@ def launch(folder: str, wal: bool) -> None:
 
 def _check(wal: bool) -> None:
     """That it really syncs every commit, as everybody here."""
-    import sqlalchemy
     from dbos._dbos import _get_dbos_instance
 
     with _get_dbos_instance()._sys_db.engine.connect() as connection:
-        assert connection.execute(sqlalchemy.text("PRAGMA synchronous")).scalar() == 2
-        assert connection.execute(sqlalchemy.text("PRAGMA journal_mode")).scalar() == ("wal" if wal else "delete")
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == ("wal" if wal else "delete")
 
 
 def throughput(folder: str, runs: int, steps: int, wal: bool) -> dict[str, Any]:
     launch(folder, wal)
-    _at_once(globals()["steps"], 5, steps)
+    _at_once(ten_steps, 5, steps)
     began = time.perf_counter()
-    _at_once(globals()["steps"], runs, steps)
+    _at_once(ten_steps, runs, steps)
     seconds = time.perf_counter() - began
     DBOS.destroy()
     return {"seconds": seconds, "steps": runs * steps}
@@ -79,7 +80,7 @@ def latency(folder: str, runs: int, steps: int, wal: bool) -> dict[str, Any]:
     times = []
     for _ in range(runs + 2):
         began = time.perf_counter()
-        globals()["steps"](steps)
+        ten_steps(steps)
         times.append((time.perf_counter() - began) / steps)
     DBOS.destroy()
     return {"seconds": times[2:]}

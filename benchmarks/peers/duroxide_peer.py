@@ -7,6 +7,7 @@ are. Its dispatchers poll; the interval here is the shortest that helps.
 from __future__ import annotations
 
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +16,24 @@ from duroxide import Client, Runtime, RuntimeOptions, SqliteProvider
 WAIT_MS = 200_000
 
 
+def _noop(_: Any, i: int) -> int:
+    return i
+
+
+def _steps(context: Any, count: int) -> Generator[Any, Any, int]:
+    for i in range(count):
+        yield context.schedule_activity("noop", i)
+    return count
+
+
 def launch(folder: str) -> tuple[Runtime, Client]:
     path = Path(folder) / "duroxide.db"
     path.touch()
     provider = SqliteProvider.open(f"sqlite:{path}")
     runtime = Runtime(provider, RuntimeOptions(dispatcher_poll_interval_ms=10, log_level="off"))
 
-    @runtime.register_activity("noop")
-    def noop(_: Any, i: int) -> int:
-        return i
-
-    @runtime.register_orchestration("steps")
-    def steps(context: Any, count: int) -> Any:
-        for i in range(count):
-            yield context.schedule_activity("noop", i)
-        return count
-
+    runtime.register_activity("noop", _noop)
+    runtime.register_orchestration("steps", _steps)
     runtime.start()
     return runtime, Client(provider)
 

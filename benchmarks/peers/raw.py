@@ -43,12 +43,13 @@ class Recording:
     def __init__(self, path: str) -> None:
         db = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE)
         self.schema = [
-            sql for (sql,) in db.execute("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%'")
+            sql
+            for (sql,) in db.execute("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%'")
         ]
         self.columns = [row[1] for row in db.execute("PRAGMA table_info(runs)")]
         self.runs = {row[0]: row for row in db.execute("SELECT * FROM runs")}
         self.entries = list(db.execute("SELECT id, run, sequence, event, crc FROM journal ORDER BY id"))
-        self.ends = {run: last for run, last in db.execute("SELECT run, max(sequence) FROM journal GROUP BY run")}
+        self.ends = dict(db.execute("SELECT run, max(sequence) FROM journal GROUP BY run").fetchall())
         db.close()
 
     def rounds(self, commits: list[int]) -> list[list[Batch]]:
@@ -67,7 +68,11 @@ class Recording:
         _, run, sequence, _, _ = entry
         rows: Batch = [("entry", entry)]
         if sequence == 1:
-            new = dict(zip(self.columns, self.runs[run], strict=True)) | {"status": "running", "owner": OWNER, "output": None}
+            new = dict(zip(self.columns, self.runs[run], strict=True)) | {
+                "status": "running",
+                "owner": OWNER,
+                "output": None,
+            }
             rows.insert(0, ("run", tuple(new.values())))
         if sequence == self.ends[run]:
             old = dict(zip(self.columns, self.runs[run], strict=True))
@@ -143,7 +148,9 @@ def one_row_commits(folder: str, commits: int, event: str) -> dict[str, Any]:
     for sequence in range(commits + 100):
         began = time.perf_counter()
         db.execute("BEGIN IMMEDIATE")
-        db.execute("INSERT INTO journal (run, sequence, event, crc) VALUES (?, ?, ?, ?)", (1, sequence, data, 123456789))
+        db.execute(
+            "INSERT INTO journal (run, sequence, event, crc) VALUES (?, ?, ?, ?)", (1, sequence, data, 123456789)
+        )
         db.execute("COMMIT")
         times.append(time.perf_counter() - began)
     return {"seconds": times[100:]}

@@ -40,6 +40,7 @@ async def test_another_kind_of_value_than_recorded_holds_the_run(store, registry
     define(random)
     async with Relight(store=store) as rl:
         run = await rl.get("r")
+        await run.signal("go")  # a parked run is looked at when it is told something
         with pytest.raises(NonDeterminismError, match=r"'\$random' where its journal holds '\$now'"):
             await run.result(timeout="10s")
         assert (await run.describe()).hold is Hold.NONDETERMINISM
@@ -56,12 +57,13 @@ async def test_the_result_of_a_run_can_be_awaited_as_soon_as_its_flow_is_registe
         await has_status(run, Status.WAITING)
     registry.remove("vanishing")
     async with Relight(store=store) as rl:
+        run = await rl.get("r")
+        await run.signal("go", "gone")
         with pytest.raises(UnknownFlowError):
-            await (await rl.get("r")).result(timeout="10s")
+            await run.result(timeout="10s")
     registry.add(vanishing)
     async with Relight(store=store) as rl:
         run = await rl.get("r")
-        await run.signal("go", "gone")
         assert await run.result(timeout="10s") == "gone"
 
 
@@ -89,10 +91,10 @@ async def changing() -> int:
     define(2)
     async with Relight(store=store, recovery={"version_mismatch": "fail"}) as rl:
         run = await rl.get("r")
+        await run.signal("go")
         with pytest.raises(VersionMismatchError):
             await run.result(timeout="10s")
     async with Relight(store=store, recovery={"version_mismatch": "warn"}) as rl:
         run = await rl.get("r")
         await run.resume()
-        await run.signal("go")
         assert await run.result(timeout="10s") == 1

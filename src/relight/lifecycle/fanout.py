@@ -74,7 +74,7 @@ async def foreach(
     return results
 
 
-def _digests(key: str, items: list[Any], each: Callable[..., Any]) -> Iterator[tuple[Any, str]]:
+def _digests(key: str, items: list[Any], each: Any) -> Iterator[tuple[Any, str]]:
     """Each item with the fingerprint of its content, seen as the argument it will be."""
     codec = ValueCodec(Any, f"item of {key}")
     for item in items:

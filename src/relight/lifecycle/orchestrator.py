@@ -36,6 +36,7 @@ class Orchestrator:
         self.services = services
         self.live: dict[str, LiveRun] = {}
         self.taking: set[str] = set()  # being claimed and restored right now
+        self._early: dict[str, list[Message]] = {}  # for runs that are ours already and in memory only in a moment
         self.stopping = False
         self._reserved = 0  # rooms promised to runs that are being created
         self._watchers: dict[str, list[Callable[[Run | None], None]]] = {}
@@ -132,7 +133,7 @@ class Orchestrator:
         run.main = start_task(self.services.loop, execute.drive(run, flow), None, "relight-run")
         if run.status in (Status.PAUSED, Status.PENDING):
             run.set_running()
-        for message in _in_effect(run, messages):
+        for message in (*_in_effect(run, messages), *self._early.pop(run.id, ())):
             run.deliver(message)
         if run.cancel_reason is not None:
             hold.begin_grace(run)
@@ -314,21 +315,36 @@ class Orchestrator:
                 return
 
     async def _route(self, messages: list[Message]) -> None:
-        parked: dict[str, set[MessageKind]] = {}
+        parked: dict[str, list[Message]] = {}
         for message in messages:
-            run = self.live.get(message.run_id)
-            if run is not None:
-                run.deliver(message)
-            elif message.run_id not in self.taking:
-                parked.setdefault(message.run_id, set()).add(message.kind)
+            if not self._deliver(message):
+                parked.setdefault(message.run_id, []).append(message)
         if not parked:
             return
         rows = await self.services.store.get_runs(list(parked))
+        for row in rows:
+            if row.owner == self.services.owner:
+                self._early.setdefault(row.id, []).extend(m for m in parked[row.id] if not self._deliver(m))
         wakened = [
             row for row in rows if row.owner is None and self._may_take(row.id) and _wakes(row.status, parked[row.id])
         ]
         for start in range(0, len(wakened), PASS_LIMIT):
             await take_up(self, wakened[start : start + PASS_LIMIT], crashed=False)
+
+    def _deliver(self, message: Message) -> bool:
+        """To a run in memory, or one about to be: its inbox may have been read just before this message came."""
+        run = self.live.get(message.run_id)
+        if run is not None:
+            run.deliver(message)
+        elif message.run_id in self.taking:
+            self._early.setdefault(message.run_id, []).append(message)
+        return run is not None or message.run_id in self.taking
+
+    def taken(self, run_ids: Sequence[str]) -> None:
+        """Taking these up is over, whether they are in memory now or not."""
+        self.taking.difference_update(run_ids)
+        for run_id in run_ids:
+            self._early.pop(run_id, None)
 
     def _recheck(self, run: LiveRun) -> None:
         """A run has left memory and was told something that it was no longer able to hear."""
@@ -374,10 +390,8 @@ def _in_effect(run: LiveRun, messages: Sequence[Message]) -> list[Message]:
     return [message for message in messages if message.id not in over]
 
 
-def _wakes(status: Status, kinds: set[MessageKind]) -> bool:
-    """Whether a run that is not in memory is taken up for messages of these kinds."""
-    if status is Status.WAITING:
-        return True
+def _wakes(status: Status, messages: Sequence[Message]) -> bool:
+    """Whether a run that is not in memory is taken up for these messages."""
     if status is Status.PAUSED:
-        return MessageKind.RESUME in kinds or MessageKind.CANCEL in kinds
-    return False
+        return any(message.kind in (MessageKind.RESUME, MessageKind.CANCEL) for message in messages)
+    return status is Status.WAITING

@@ -34,7 +34,8 @@ STOP_SECONDS = 5.0
 # The pause is real time also under a test's clock: what it waits for is a disk, not a schedule.
 _pause = asyncio.sleep  # noqa: TID251 - see above
 
-Taken = tuple[Commit, list[asyncio.Future[None]]]  # a draft on its way, and who waits for it
+# Who waits for a commit. A list only when there are several: lists for every step would be the garbage collector's work.
+Waiters = asyncio.Future[None] | list[asyncio.Future[None]] | None
 Creation = tuple[Commit, asyncio.Future[CommitResult]]
 
 
@@ -44,6 +45,8 @@ class Writer:
     __slots__ = (
         "_draft",
         "_recorder",
+        "_sent",
+        "_sent_waiters",
         "_waiters",
         "checkpoint_at",
         "epoch",
@@ -76,15 +79,19 @@ class Writer:
         self.failed: BaseException | None = None  # the recorder gave up on a draft of this writer
         self._recorder = recorder
         self._draft: Commit | None = None
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: Waiters = None  # of the draft
+        self._sent = False  # a draft is in the batch under way,
+        self._sent_waiters: Waiters = None  # and these wait for it
 
     @property
     def draft(self) -> Commit:
         """The commit that is being gathered; touching it queues it."""
         draft = self._draft
         if draft is None:
-            draft = self._draft = Commit(root_id=self.root_id, epoch=self.epoch, entries=[])
-            self._recorder.queue(self)
+            draft = Commit(root_id=self.root_id, epoch=self.epoch, entries=[])
+            if not self.lost:  # else it goes nowhere
+                self._draft = draft
+                self._recorder.queue(self)
         return draft
 
     def add(self, event: Event) -> None:
@@ -123,32 +130,53 @@ class Writer:
     def committed(self) -> asyncio.Future[None]:
         """Ends when everything added so far is durable, or when it never will be: check `fenced` and `failed` then."""
         future: asyncio.Future[None] = asyncio.Future(loop=self._recorder.loop)
-        if self._draft is None and not self._recorder.in_flight(self):
-            future.set_result(None)
+        if self._draft is None:
+            if self.lost or not self._sent:
+                future.set_result(None)
+                return future
+            _ = self.draft  # it is in the batch under way: ride on an empty draft behind it
+        waiting = self._waiters
+        if waiting is None:  # nearly always: one step waits for its own entry
+            self._waiters = future
+        elif isinstance(waiting, list):
+            waiting.append(future)
         else:
-            self._waiters.append(future)
-            if self._draft is None:  # it is in the batch under way: ride on an empty draft behind it
-                _ = self.draft
+            self._waiters = [waiting, future]
         return future
 
-    def take(self) -> Taken:
-        """The draft leaves for the store."""
-        draft, waiters = self._draft, self._waiters
-        assert draft is not None
-        self._draft, self._waiters = None, []
-        draft.after = self.sequence
-        return draft, waiters
+    def take(self) -> Commit | None:
+        """The draft leaves for the store; None if it was abandoned meanwhile."""
+        draft = self._draft
+        if draft is not None:
+            draft.after = self.sequence
+            self._draft = None
+            self._sent = True
+            self._sent_waiters, self._waiters = self._waiters, None
+        return draft
+
+    def settle(self, sequence: int) -> None:
+        """What was taken is durable."""
+        self.sequence = sequence
+        self._sent = False
+        waiters, self._sent_waiters = self._sent_waiters, None
+        _wake(waiters)
+        if self.checkpoint_at is not None and sequence >= self.checkpoint_at:
+            self.on_checkpoint()
 
     def abandon(self, error: BaseException | None) -> None:
-        """Nothing more is written by this writer."""
+        """Nothing more is written by this writer: it is fenced, or (with an error) the recorder gave up on it."""
         self.failed = error
         self.lost = True
-        waiters, self._waiters, self._draft = self._waiters, [], None
-        _wake(waiters)
+        sent, waiting = self._sent_waiters, self._waiters
+        self._sent, self._sent_waiters, self._waiters, self._draft = False, None, None, None
+        _wake(sent)
+        _wake(waiting)
 
 
-def _wake(waiters: list[asyncio.Future[None]]) -> None:
-    for waiter in waiters:
+def _wake(waiters: Waiters) -> None:
+    if waiters is None:
+        return
+    for waiter in waiters if isinstance(waiters, list) else (waiters,):
         if not waiter.done():
             waiter.set_result(None)
 
@@ -163,7 +191,7 @@ class Recorder:
         self.entries = 0
         self._store = store
         self._queue: list[Writer] = []
-        self._batch: frozenset[Writer] | tuple[Writer, ...] = ()
+        self._batch: list[Writer] = []  # in the transaction under way
         self._idle: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._closing = False
@@ -195,9 +223,6 @@ class Recorder:
             self._idle.set_result(None)
             self._idle = None
 
-    def in_flight(self, writer: Writer) -> bool:
-        return writer in self._batch
-
     async def create(self, commit: Commit) -> CommitResult:
         """Commit a run's creation with the next batch. Raises StoreUnavailableError when that fails: it is not retried."""
         future: asyncio.Future[CommitResult] = self.loop.create_future()
@@ -214,15 +239,19 @@ class Recorder:
                 await self._idle
             writers, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
             creations, self._creations = self._creations[:MAX_BATCH], self._creations[MAX_BATCH:]
-            taken = [writer.take() for writer in writers]
-            self._batch = tuple(writers) if len(writers) < 8 else frozenset(writers)
+            commits = []
+            for writer in writers:
+                draft = writer.take()
+                if draft is not None:
+                    self._batch.append(writer)
+                    commits.append(draft)
             try:
-                results = await self._commit([commit for commit, _ in taken], creations)
+                results = await self._commit(commits, creations)
             except Exception as error:  # noqa: BLE001 - a bug in a backend: no run may go on as if this were written
-                self._broken(error, writers, taken, creations)
+                self._broken(error, creations)
             else:
-                self._settle(writers, taken, creations, results)
-            self._batch = ()
+                self._settle(commits, creations, results)
+            self._batch.clear()
 
     async def _commit(self, commits: list[Commit], creations: list[Creation]) -> list[CommitResult]:
         """One batch, until the store has taken it. Creations are tried once, with the first try."""
@@ -247,36 +276,30 @@ class Recorder:
             except StoreUnavailableError as error:
                 self._failing(error, [])
 
-    def _settle(
-        self, writers: list[Writer], taken: list[Taken], creations: list[Creation], results: list[CommitResult]
-    ) -> None:
-        """The batch is durable: wake everybody who waited for it, in the order of the journal."""
+    def _settle(self, commits: list[Commit], creations: list[Creation], results: list[CommitResult]) -> None:
+        """The batch is durable: wake everybody who waited for it, in the order of the journals."""
         self.commits += 1
-        for writer, (commit, waiters), result in zip(writers, taken, results, strict=False):
+        for writer, commit, result in zip(self._batch, commits, results, strict=False):
             if type(result) is Committed:
-                writer.sequence = result.sequence
                 self.entries += len(commit.entries)
-                if writer.checkpoint_at is not None and result.sequence >= writer.checkpoint_at:
-                    writer.on_checkpoint()
+                writer.settle(result.sequence)
             else:
                 writer.fenced = True
                 writer.abandon(None)
                 writer.on_fenced()
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
-        for (_, future), result in zip(creations, results[len(taken) :], strict=True):
+        for (_, future), result in zip(creations, results[len(commits) :], strict=True):
             if not future.done():
                 future.set_result(result)
 
-    def _broken(self, error: Exception, writers: list[Writer], taken: list[Taken], creations: list[Creation]) -> None:
-        log(logging.CRITICAL, Token.COMMIT_FAILED, f"a commit of {len(taken)} runs broke; they are dropped", error)
+    def _broken(self, error: Exception, creations: list[Creation]) -> None:
+        log(
+            logging.CRITICAL, Token.COMMIT_FAILED, f"a commit of {len(self._batch)} runs broke; they are dropped", error
+        )
         for _, future in creations:
             if not future.done():
                 future.set_exception(error)
-        for writer, (_, waiters) in zip(writers, taken, strict=True):
+        for writer in self._batch:
             writer.abandon(error)
-            _wake(waiters)
 
     def _failing(self, error: StoreUnavailableError, creations: list[Creation]) -> None:
         level = logging.ERROR if self.fault is None else logging.DEBUG  # say it once, not at every attempt

@@ -73,7 +73,7 @@ async def take_up(orchestrator: Orchestrator, rows: list[Run], *, crashed: bool)
         orchestrator.doubt(ids, crashed=crashed)
         raise
     finally:
-        orchestrator.taking.difference_update(ids)
+        orchestrator.taken(ids)
 
 
 def _decide(
