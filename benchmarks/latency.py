@@ -9,6 +9,12 @@ from typing import Any
 
 from benchmarks.measure import Bench, Section, median, number, ratio, say
 
+PEERS: list[tuple[str, str, dict[str, Any]]] = [
+    ("dbos", "benchmarks.peers.dbos_peer:latency", {"wal": False}),
+    ("dbos-wal", "benchmarks.peers.dbos_peer:latency", {"wal": True}),
+    ("duroxide", "benchmarks.peers.duroxide_peer:latency", {}),
+]
+
 # As Relight journals a no-op step.
 EVENT = '["step","noop:1",1,"","0123456789abcdef","0123456789abcdef",1]'
 
@@ -55,11 +61,7 @@ def run(bench: Bench) -> Section:
         found["raw one-row commit"].append(
             bench.alone("benchmarks.peers.raw:one_row_commits", commits=commits, event=EVENT)["seconds"]
         )
-    for label, target, more in (
-        ("dbos", "benchmarks.peers.dbos_peer:latency", {"wal": False}),
-        ("dbos-wal", "benchmarks.peers.dbos_peer:latency", {"wal": True}),
-        ("duroxide", "benchmarks.peers.duroxide_peer:latency", {}),
-    ):
+    for label, target, more in PEERS:
         say(f"latency: {label}")
         peer = bench.peer(section, label, target, runs=5 if bench.quick else 20, steps=10, **more)
         if peer is not None:

@@ -78,8 +78,8 @@ def park(folder: str, runs: int, idle: float) -> dict[str, Any]:
             began = time.perf_counter()
             await asyncio.gather(*(starter(first) for first in range(STARTERS)))
             async with asyncio.timeout(PARKING_SECONDS):
-                while rl.orchestrator.live or await _unparked(rl):
-                    await asyncio.sleep(0.1)  # noqa: ASYNC110 - as seen from outside, without hooks into the engine
+                while rl.orchestrator.live or await _unparked(rl):  # noqa: ASYNC110 - seen from outside
+                    await asyncio.sleep(0.1)
             parking = time.perf_counter() - began
             await asyncio.sleep(0.5)
             return {"empty": empty, "parked": _rss(), "seconds": parking} | await _watch_idle(idle, jobs)
@@ -116,7 +116,7 @@ def run(bench: Bench) -> Section:
         "Parked runs and idle engines",
         ["engine", "RSS MB", "over an empty engine MB", "CPU of one core", "store operations per s"],
     )
-    runs, idle = (10_000, 5.0) if bench.quick else (100_000, 10.0)
+    runs, idle = (10_000, 3.0) if bench.quick else (100_000, 10.0)
     say("parked: an idle engine on an empty file")
     empty = bench.alone("benchmarks.parked:open_again", idle=idle)
     with bench.place() as place:

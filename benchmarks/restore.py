@@ -90,8 +90,9 @@ def resume(folder: str, runs: int) -> dict[str, Any]:
             opened = time.perf_counter()
             async with asyncio.timeout(CRASH_SECONDS):
                 await Progress.all_reached.wait()
-                while (await rl.list(status=("running", "pending", "waiting"), flow=flow.name, limit=1)).runs:
-                    await asyncio.sleep(0.01)  # noqa: ASYNC110 - as seen from outside, without hooks into the engine
+                unfinished = ("running", "pending", "waiting")
+                while (await rl.list(status=unfinished, flow=flow.name, limit=1)).runs:  # noqa: ASYNC110 - seen from outside
+                    await asyncio.sleep(0.01)
             ended = time.perf_counter()
         repeated = Progress.executed - runs * (STEPS - HALF)
         assert repeated == 0, f"{repeated} steps ran that were recorded"

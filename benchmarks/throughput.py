@@ -28,8 +28,7 @@ def relight(folder: str, runs: int, rounds: int) -> dict[str, Any]:
             recorder = rl.services.recorder
             for _ in range(WARM_UP + rounds):
                 before, began = recorder.commits, time.perf_counter()
-                handles = await asyncio.gather(*(rl.start(flows.steps, STEPS) for _ in range(runs)))
-                results = await asyncio.gather(*(handle.result() for handle in handles))
+                results = await asyncio.gather(*(rl.run(flows.steps, STEPS) for _ in range(runs)))
                 times.append(time.perf_counter() - began)
                 commits.append(recorder.commits - before)
                 assert results == [STEPS] * runs

@@ -49,7 +49,7 @@ class Recording:
         self.columns = [row[1] for row in db.execute("PRAGMA table_info(runs)")]
         self.runs = {row[0]: row for row in db.execute("SELECT * FROM runs")}
         self.entries = list(db.execute("SELECT id, run, sequence, event, crc FROM journal ORDER BY id"))
-        self.ends = dict(db.execute("SELECT run, max(sequence) FROM journal GROUP BY run").fetchall())
+        self.ends: dict[Any, Any] = dict(db.execute("SELECT run, max(sequence) FROM journal GROUP BY run").fetchall())  # type: ignore[arg-type] # pairs
         db.close()
 
     def rounds(self, commits: list[int]) -> list[list[Batch]]:

@@ -32,6 +32,7 @@ class Token(enum.StrEnum):
     RUN_FENCED = "RUN_FENCED"
     COMMIT_FAILED = "COMMIT_FAILED"
     COMMIT_RECOVERED = "COMMIT_RECOVERED"
+    READ_FAILED = "READ_FAILED"
     CHECKPOINT_FAILED = "CHECKPOINT_FAILED"
     RECOVERY_FAILED = "RECOVERY_FAILED"
     UNWIND_STUCK = "UNWIND_STUCK"
@@ -58,6 +59,7 @@ MEANING: dict[Token, str] = {
     Token.RUN_FENCED: "another owner has claimed a run this process was driving; it lets go of it",
     Token.COMMIT_FAILED: "the store did not take a commit; nothing goes on until it does, and it is tried again",
     Token.COMMIT_RECOVERED: "the store takes commits again",
+    Token.READ_FAILED: "the store did not answer what a flow needs to go on; it is asked again",
     Token.CHECKPOINT_FAILED: "a checkpoint could not be written; the journal stays whole and it is tried again later",
     Token.RECOVERY_FAILED: "taking up a run failed for a passing reason; it is tried again",
     Token.UNWIND_STUCK: "a flow did not let itself be taken out of memory in time and was abandoned",

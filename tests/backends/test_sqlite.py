@@ -69,6 +69,10 @@ async def test_a_directory(tmp_path):
     assert "is a directory" in await refused(tmp_path)
 
 
+async def test_no_file_at_all(tmp_path):
+    assert "memory backend" in await refused(tmp_path / ":memory:")
+
+
 async def test_a_missing_folder(tmp_path):
     message = await refused(tmp_path / "no" / "such" / "relight.db")
     assert f"make the folder {tmp_path / 'no' / 'such'}" in message
@@ -319,7 +323,6 @@ async def test_another_objects_writing_is_heard_and_ones_own_is_not(store, path)
     await other.open()
     await created(store, new_run("mine"))
     store.watch(changed)
-    await store._write(store._poll)
     for number in range(5):
         await created(store, new_run(f"mine-{number}"))
         await store._write(store._poll)
@@ -327,6 +330,16 @@ async def test_another_objects_writing_is_heard_and_ones_own_is_not(store, path)
     await created(other, new_run("theirs"))
     await asyncio.wait_for(heard.wait(), DEADLINE_SECONDS)
     assert calls == [asyncio.get_running_loop()]
+    await other.close()
+
+
+async def test_what_was_written_between_opening_and_watching_is_heard(store, path):
+    other = SqliteStore(path, clock=FixedClock())
+    await other.open()
+    await created(other, new_run("theirs"))
+    heard = asyncio.Event()
+    store.watch(heard.set)
+    await asyncio.wait_for(heard.wait(), DEADLINE_SECONDS)
     await other.close()
 
 

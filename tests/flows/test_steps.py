@@ -342,9 +342,11 @@ async def test_exceptions_are_raised_again_as_what_they_were(world: World, make:
     assert calls == [1]
     live, replayed = caught
     expected = make()
-    assert type(live) is type(replayed) is type(expected)
+    assert type(live) is type(expected)
+    assert isinstance(replayed, type(expected))
+    assert type(replayed).__name__ == type(expected).__name__  # a stand-in, where its arguments are no data
     assert str(live) == str(replayed) == str(expected)
-    for name in ("order", "code", "errno", "filename", "start", "reason"):
+    for name in ("order", "code", "errno", "filename"):
         assert getattr(replayed, name, None) == getattr(expected, name, None)
     if isinstance(replayed, ExceptionGroup):
         assert [type(e) for e in replayed.exceptions] == [ValueError, OddError]
@@ -462,7 +464,7 @@ async def backoffs(world: World, retry: Retry, failures: int) -> list[float]:
     pauses = []
     for count in range(1, failures + 1):
         await until(lambda count=count: len(flaky.attempts) == count)
-        row = await world.until_status("waiting", run)
+        row = await until(lambda: world.asleep(run))
         assert row.wake_at is not None
         pauses.append(row.wake_at - world.clock.now())
         world.clock.advance(pauses[-1])
@@ -575,7 +577,7 @@ async def test_only_the_named_exceptions_are_retried(
     ],
 )
 def test_wrong_retry_options_are_refused(wrong: Callable[[], Retry], named: str):
-    with pytest.raises((DefinitionError, TypeError), match=named):
+    with pytest.raises(DefinitionError, match=named):
         wrong()
 
 
@@ -594,10 +596,11 @@ async def test_the_attempt_count_and_the_back_off_survive_a_crash(world: World):
     run = await rl.start(trying)
     for attempts in (1, 2):
         await until(lambda attempts=attempts: len(flaky.attempts) == attempts)
-        due = (await world.until_status("waiting", run)).wake_at
+        due = (await until(lambda: world.asleep(run))).wake_at  # noqa: B023 - asked for here and now
         rl = await world.crash_and_reopen()
         run = await rl.get(run.id)
-        assert (await world.until_status("waiting", run)).wake_at == due  # not renewed by the restart
+        again = await until(lambda: world.asleep(run))  # noqa: B023
+        assert again.wake_at == due  # not renewed by the restart
         world.clock.advance("1h")
     with pytest.raises(RunFailedError):
         await run.result()
@@ -828,10 +831,9 @@ async def test_on_crash_fail_is_not_retried_either(world: World):
     rl = await world.open()
     run = await rl.start(pay)
     await until(lambda: calls)
-    crashing = asyncio.create_task(world.crash_and_reopen())
-    await until(lambda: not world._engines)
+    await world.crash()
     gate.set()
-    rl = await crashing
+    rl = await world.open()
     assert await (await rl.get(run.id)).result() == "interrupted"
     assert calls == [1]
 

@@ -177,6 +177,12 @@ class World:
         await until(lambda: self.is_(status, run))
         return await self.row(run.id)
 
+    async def asleep(self, run: Handle) -> Run | None:
+        """The run's row, if it waits for a time that has not come."""
+        row = await self.row(run.id)
+        due = row.wake_at or 0.0
+        return row if row.status == "waiting" and due > self.clock.now() else None
+
     async def park(self, run: Handle) -> Run:
         """Once the run waits, let time pass until it has left memory."""
         await until(lambda: self.is_("waiting", run))

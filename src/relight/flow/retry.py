@@ -35,7 +35,7 @@ class Retry:
             raise DefinitionError(f"Retry(attempts={attempts!r}): give a whole number of tries, 1 or more")
         if backoff not in ("fixed", "exponential", "fibonacci"):
             raise DefinitionError(f"Retry(backoff={backoff!r}): use 'fixed', 'exponential' or 'fibonacci'")
-        if not 0.0 <= jitter <= 1.0:
+        if isinstance(jitter, bool) or not isinstance(jitter, int | float) or not 0.0 <= jitter <= 1.0:
             raise DefinitionError(f"Retry(jitter={jitter!r}): give a share between 0 and 1, such as 0.1")
         self.attempts = attempts
         self.delay_seconds = parse_duration(delay, "Retry(delay=)")
@@ -84,8 +84,7 @@ _FACTOR: dict[str, Callable[[int], float]] = {
 
 
 def _exception_types(types: ExceptionTypes, option: str) -> tuple[type[BaseException], ...]:
-    found = (types,) if isinstance(types, type) else tuple(types)
-    for item in found:
-        if not (isinstance(item, type) and issubclass(item, BaseException)):
-            raise DefinitionError(f"Retry({option}={types!r}): give an exception class or several")
+    found = tuple(types) if isinstance(types, Iterable) else (types,)
+    if not all(isinstance(item, type) and issubclass(item, BaseException) for item in found):
+        raise DefinitionError(f"Retry({option}={types!r}): give an exception class or several")
     return found

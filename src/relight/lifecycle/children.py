@@ -24,6 +24,8 @@ async def call(
     """A child run: the scope of its key. Its end is the outcome of the call."""
     scope = here(scope)
     key = scope.begin(flow.name)
+    # Before the journal is asked: a call that does not fit raises here, live and replayed, and leaves no entry.
+    data = flow.arguments.seal(args, kwargs, run.services.config.payload.max_bytes)
     if scope.recorded is not None:
         outcome = await run.replayed(scope, key, "run")
         if outcome is not None:
@@ -33,7 +35,6 @@ async def call(
     begun = run.begun(key)
     if begun is None and run.cancel_reason is not None and not scope.cancel_seen:
         await hold.interrupt(run, scope, key)  # one that has begun hears of it inside, where it can clean up
-    data = flow.arguments.seal(args, kwargs, run.services.config.payload.max_bytes)
     at = begun.at if begun is not None and begun.at else run.services.clock.now()
     if begun is None:
         _create(run, scope, flow, key, data, at)
@@ -101,19 +102,21 @@ async def spawn(
     """One commit: this run's entry, the spawned run's row and its first entry."""
     scope = here(scope)
     key = scope.begin(f"$spawn.{flow.name}")
+    data = flow.arguments.seal(args, kwargs, run.services.config.payload.max_bytes)  # here, as in `call`
     if scope.recorded is not None:
         outcome = await run.replayed(scope, key, "spawn")
         if outcome is not None:
+            if outcome.error is not None:
+                raise rebuild_error(outcome.error)
             return str(msgspec.json.decode(bytes(outcome.output)))
     if run.cancel_reason is not None and not scope.cancel_seen:
         await hold.interrupt(run, scope, key)
     if run.services.registry.find(flow.name) is not flow:
         raise DefinitionError(f"spawn({flow.name!r}): the flow is not registered under that name in this process")
-    data = flow.arguments.seal(args, kwargs, run.services.config.payload.max_bytes)
     at = run.services.clock.now()
     spawned_id = execute.check_run_id(run_id) if run_id is not None else run.run_id(key)
     if run_id is not None:
-        await _check_free(run, flow, spawned_id, data)
+        await _check_free(run, flow, key, spawned_id, data)
     raw, blob = run.payload(data)
     first = j.encode_event(j.RunCreated("", flow.name, flow.fingerprint, raw, blob, at, parent=run.id))
     run.record(j.RunSpawned(key, spawned_id))
@@ -140,10 +143,15 @@ async def spawn(
     return spawned_id
 
 
-async def _check_free(run: LiveRun, flow: Flow[..., Any], run_id: str, data: bytes) -> None:
-    known = await run.services.store.get_run(run_id)
+async def _check_free(run: LiveRun, flow: Flow[..., Any], key: str, run_id: str, data: bytes) -> None:
+    """An id that is taken is an outcome like any other: the flow may react to it, and replay must see it again."""
+    known = await run.ask(lambda store: store.get_run(run_id))
     if known is not None and (known.flow != flow.name or not execute.same_input(known, data)):
-        raise ConflictError(f"run id {run_id!r} is taken by flow {known.flow!r} with another input")
+        error = ConflictError(f"run id {run_id!r} is taken by flow {known.flow!r} with another input")
+        run.record(j.RunSpawned(key, run_id, record_error(error)))
+        run.set_running()
+        await run.settle()
+        raise error
 
 
 async def join(run: LiveRun, scope: Scope | None, run_id: str, flow: Flow[..., Any]) -> Any:
@@ -187,5 +195,5 @@ async def join(run: LiveRun, scope: Scope | None, run_id: str, flow: Flow[..., A
 
 async def _ended(run: LiveRun, run_id: str) -> Run | None:
     """The awaited run's row, once it is terminal."""
-    row = await run.services.store.get_run(run_id)
+    row = await run.ask(lambda store: store.get_run(run_id))
     return row if row is not None and row.status.terminal else None

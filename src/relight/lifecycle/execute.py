@@ -153,7 +153,7 @@ async def call_flow(run: LiveRun, call: Call, parent: Scope | None) -> Any:
 
 async def _remember(run: LiveRun, key: str) -> None:
     """Before a flow is called again: bring back what its earlier attempts finished, from the journal."""
-    (journal,) = await run.services.store.read([run.id])
+    (journal,) = await run.ask(lambda store: store.read([run.id]))
     if isinstance(journal, Exception):
         raise journal
     state = restore(journal)

@@ -192,6 +192,13 @@ def cancel(run: LiveRun, message: Message) -> None:
     run.set_running()
     _cancel_bodies(run)
     begin_grace(run)
+    run.services.background.start(_pass_on(run), "cancel")
+
+
+async def _pass_on(run: LiveRun) -> None:
+    """Once the cancellation is durable, the spawned runs have it in their inboxes: let them be looked at."""
+    await run.writer.committed()
+    run.host.listen()
 
 
 def begin_grace(run: LiveRun) -> None:

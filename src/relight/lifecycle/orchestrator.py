@@ -18,6 +18,7 @@ from relight.flow.definitions import Flow
 from relight.flow.scope import start_task
 from relight.lifecycle import execute, hold
 from relight.lifecycle.blocked import is_blocked
+from relight.lifecycle.patience import Patience
 from relight.lifecycle.recover import take_up
 from relight.lifecycle.run import LiveRun, Services
 from relight.model.replay import TreeState
@@ -36,6 +37,7 @@ class Orchestrator:
         self.services = services
         self.live: dict[str, LiveRun] = {}
         self.taking: set[str] = set()  # being claimed and restored right now
+        self._unheard: dict[str, set[int]] = {}  # left memory while they were told something: what they did hear
         self._early: dict[str, list[Message]] = {}  # for runs that are ours already and in memory only in a moment
         self.stopping = False
         self._reserved = 0  # rooms promised to runs that are being created
@@ -145,7 +147,7 @@ class Orchestrator:
         self._own.discard(run.id)
         self.tell(run.id, run.outcome)
         if run.row.parent_id is not None:
-            self._listen()  # the parent's message is in the store now
+            self.listen()  # the parent's message is in the store now
         self._room_is_free()
 
     def left(self, run: LiveRun) -> None:
@@ -155,7 +157,8 @@ class Orchestrator:
         if run.writer.fenced or self.stopping:
             return
         if run.missed:
-            self._recheck(run)
+            self._unheard[run.id] = run.heard
+            self._wanted.set()
         self._room_is_free()
 
     def offer(self, run_id: str) -> None:
@@ -203,20 +206,6 @@ class Orchestrator:
         self._timer = self._timer_at = None
         self._look()
 
-    async def pause(self, seconds: float) -> None:
-        """Wait by the clock: for loops that try again."""
-        over: asyncio.Future[None] = self.services.loop.create_future()
-
-        def end() -> None:
-            if not over.done():
-                over.set_result(None)
-
-        timer = self.services.clock.call_later(seconds, end)
-        try:
-            await over
-        finally:
-            timer.cancel()
-
     async def wait_for_room(self) -> None:
         """Until a run can be taken up: for recovery, which must not strand what does not fit at once."""
         while self.room <= 0:
@@ -236,7 +225,7 @@ class Orchestrator:
         self._look_again = True
         self._wanted.set()
 
-    def _listen(self) -> None:
+    def listen(self) -> None:
         self._listen_again = True
         self._wanted.set()
 
@@ -257,10 +246,11 @@ class Orchestrator:
         if run is not None:
             run.deliver(message)
         else:
-            self._listen()
+            self.listen()
 
     async def _attend(self) -> None:
         """One pass after the other, whenever something wants one; never two at once."""
+        patience = Patience()
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CHECK_SECONDS):
@@ -271,6 +261,7 @@ class Orchestrator:
             self._wanted.clear()
             try:
                 await self._resolve_doubts()
+                await self._recheck()
                 if self._listen_again:
                     self._listen_again = False
                     await self._hear()
@@ -278,8 +269,12 @@ class Orchestrator:
                     self._look_again = False
                     await self._take_due()
             except StoreError as error:
-                log(logging.WARNING, Token.RECOVERY_FAILED, f"{error}; looking again in {CHECK_SECONDS:.0f}s")
+                log(logging.WARNING, Token.RECOVERY_FAILED, f"{error}; looking again in {patience.seconds:.2g}s")
                 self._look_again = self._listen_again = True
+                self._wanted.set()
+                await patience.pause()
+            else:
+                patience.again()
 
     def _may_take(self, run_id: str) -> bool:
         """With recovery off nothing is claimed by itself, but for the runs this process has started."""
@@ -309,8 +304,8 @@ class Orchestrator:
             messages = await self.services.store.messages_after(self._last_message, MESSAGE_LIMIT)
             if not messages:
                 return
-            self._last_message = messages[-1].id
             await self._route(messages)
+            self._last_message = messages[-1].id  # not before: what fails on the way is heard again
             if len(messages) < MESSAGE_LIMIT:
                 return
 
@@ -325,9 +320,7 @@ class Orchestrator:
         for row in rows:
             if row.owner == self.services.owner:
                 self._early.setdefault(row.id, []).extend(m for m in parked[row.id] if not self._deliver(m))
-        wakened = [
-            row for row in rows if row.owner is None and self._may_take(row.id) and _wakes(row.status, parked[row.id])
-        ]
+        wakened = [row for row in rows if self._may_take(row.id) and _wakes(row, parked[row.id])]
         for start in range(0, len(wakened), PASS_LIMIT):
             await take_up(self, wakened[start : start + PASS_LIMIT], crashed=False)
 
@@ -344,29 +337,37 @@ class Orchestrator:
         """Taking these up is over, whether they are in memory now or not."""
         self.taking.difference_update(run_ids)
         for run_id in run_ids:
-            self._early.pop(run_id, None)
+            if self._early.pop(run_id, None):  # it was not driven after all
+                self._unheard.setdefault(run_id, set())
+                self._wanted.set()
 
-    def _recheck(self, run: LiveRun) -> None:
-        """A run has left memory and was told something that it was no longer able to hear."""
-
-        async def recheck() -> None:
-            with contextlib.suppress(StoreUnavailableError):  # the periodic look will find it
-                waiting = await self.services.store.inbox([run.id])
-                await self._route([message for message in waiting if message.id not in run.heard])
-
-        self.services.background.start(recheck(), "recheck")
+    async def _recheck(self) -> None:
+        """Runs that left memory when they were told something they could no longer hear: perhaps it wakes them."""
+        unheard = dict(self._unheard)
+        if not unheard:
+            return
+        waiting = await self.services.store.inbox(list(unheard))
+        await self._route([message for message in waiting if message.id not in unheard[message.run_id]])
+        for run_id, heard in unheard.items():
+            if self._unheard.get(run_id) is heard:  # else it has come and gone once more
+                del self._unheard[run_id]
 
     async def free(self, flows: Sequence[str]) -> None:
         """Take up the runs that are held because one of these flows was missing."""
+        patience = Patience()
         while not self.stopping:
-            held = await self.services.store.held(Hold.DEFINITION, flows, PASS_LIMIT)
-            if not held:
-                return
-            names = ", ".join(sorted({row.flow for row in held}))
-            log(logging.INFO, Token.DEFINITION_FOUND, f"{len(held)} runs held for want of {names} go on")
-            await take_up(self, held, crashed=False)
-            if len(held) < PASS_LIMIT:
-                return
+            try:
+                held = await self.services.store.held(Hold.DEFINITION, flows, PASS_LIMIT)
+                if held:
+                    names = ", ".join(sorted({row.flow for row in held}))
+                    log(logging.INFO, Token.DEFINITION_FOUND, f"{len(held)} runs held for want of {names} go on")
+                    await take_up(self, held, crashed=False)
+            except StoreError as error:
+                log(logging.WARNING, Token.RECOVERY_FAILED, f"{error}; looking again in {patience.seconds:.2g}s")
+                await patience.pause()
+            else:
+                if len(held) < PASS_LIMIT:
+                    return
 
     async def _resolve_doubts(self) -> None:
         """Creations and claims that were reported as failed: what is ours after all is driven, or nobody would."""
@@ -390,8 +391,9 @@ def _in_effect(run: LiveRun, messages: Sequence[Message]) -> list[Message]:
     return [message for message in messages if message.id not in over]
 
 
-def _wakes(status: Status, messages: Sequence[Message]) -> bool:
+def _wakes(row: Run, messages: Sequence[Message]) -> bool:
     """Whether a run that is not in memory is taken up for these messages."""
-    if status is Status.PAUSED:
+    if row.status is Status.PAUSED:
+        # Whoever its owner is: one that claimed it and died before it could go on left it paused, for nobody to recover.
         return any(message.kind in (MessageKind.RESUME, MessageKind.CANCEL) for message in messages)
-    return status is Status.WAITING
+    return row.status is Status.WAITING and row.owner is None

@@ -21,18 +21,15 @@ import logging
 from collections.abc import Callable, Iterable
 
 from relight.errors import StoreUnavailableError
+from relight.lifecycle.patience import Patience
 from relight.model.journal import Event, encode_event
 from relight.model.run import ItemResult, Message, Run, RunChange
 from relight.ports.store import Commit, CommitResult, Committed, Store
 from relight.telemetry import Token, log
 
 MAX_BATCH = 4096  # roots per transaction: bounds the burst; the rest follows at once
-FIRST_PAUSE_SECONDS = 0.05
-LONGEST_PAUSE_SECONDS = 5.0
 STOP_SECONDS = 5.0
 
-# The pause is real time also under a test's clock: what it waits for is a disk, not a schedule.
-_pause = asyncio.sleep  # noqa: TID251 - see above
 
 # Who waits for a commit. A list only when there are several: lists for every step would be the garbage collector's work.
 Waiters = asyncio.Future[None] | list[asyncio.Future[None]] | None
@@ -195,6 +192,7 @@ class Recorder:
         self._idle: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._closing = False
+        self._insisting = False  # the store refuses a batch that cannot be given up
         self._creations: list[Creation] = []
 
     def start(self) -> None:
@@ -225,6 +223,8 @@ class Recorder:
 
     async def create(self, commit: Commit) -> CommitResult:
         """Commit a run's creation with the next batch. Raises StoreUnavailableError when that fails: it is not retried."""
+        if self._insisting:  # it would only wait behind a batch that the store refuses
+            raise _refused(self.fault)
         future: asyncio.Future[CommitResult] = self.loop.create_future()
         self._creations.append((commit, future))
         self._wake_up()
@@ -237,6 +237,7 @@ class Recorder:
                     return
                 self._idle = self.loop.create_future()
                 await self._idle
+                continue  # what woke us may be the end
             writers, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
             creations, self._creations = self._creations[:MAX_BATCH], self._creations[MAX_BATCH:]
             commits = []
@@ -258,8 +259,8 @@ class Recorder:
         try:
             results = await self._store.commit([*commits, *(commit for commit, _ in creations)])
         except StoreUnavailableError as error:
-            self._failing(error, creations)
-            creations.clear()
+            self._failing(error)
+            self._refuse(creations)
             results = await self._insist(commits) if commits else []
         if self.fault is not None and results:
             log(logging.WARNING, Token.COMMIT_RECOVERED, "the store takes commits again")
@@ -267,14 +268,18 @@ class Recorder:
         return results
 
     async def _insist(self, commits: list[Commit]) -> list[CommitResult]:
-        pause = FIRST_PAUSE_SECONDS
-        while True:
-            await _pause(pause)
-            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
-            try:
-                return await self._store.commit(commits)
-            except StoreUnavailableError as error:
-                self._failing(error, [])
+        patience = Patience()
+        self._insisting = True
+        try:
+            while True:
+                self._refuse(self._creations)
+                await patience.pause()
+                try:
+                    return await self._store.commit(commits)
+                except StoreUnavailableError as error:
+                    self._failing(error)
+        finally:
+            self._insisting = False
 
     def _settle(self, commits: list[Commit], creations: list[Creation], results: list[CommitResult]) -> None:
         """The batch is durable: wake everybody who waited for it, in the order of the journals."""
@@ -301,10 +306,18 @@ class Recorder:
         for writer in self._batch:
             writer.abandon(error)
 
-    def _failing(self, error: StoreUnavailableError, creations: list[Creation]) -> None:
+    def _failing(self, error: StoreUnavailableError) -> None:
         level = logging.ERROR if self.fault is None else logging.DEBUG  # say it once, not at every attempt
         log(level, Token.COMMIT_FAILED, f"{error}; nothing goes on until the store takes commits again, trying…")
         self.fault = str(error)
+
+    def _refuse(self, creations: list[Creation]) -> None:
+        """Whoever waits for these can be told, so they are."""
         for _, future in creations:
             if not future.done():
-                future.set_exception(StoreUnavailableError(f"the run was not accepted: {error}"))
+                future.set_exception(_refused(self.fault))
+        creations.clear()
+
+
+def _refused(fault: str | None) -> StoreUnavailableError:
+    return StoreUnavailableError(f"the run was not accepted: {fault}")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
@@ -28,6 +28,7 @@ from relight.errors import (
     RelightError,
     RunCancelled,
     StoreError,
+    StoreUnavailableError,
     Unwind,
     VersionMismatchError,
 )
@@ -38,6 +39,7 @@ from relight.flow.registry import Registry
 from relight.flow.scope import Scope
 from relight.lifecycle import checkpoint, children, fanout, hold, steps, waits
 from relight.lifecycle.background import Background
+from relight.lifecycle.patience import Patience
 from relight.lifecycle.record import Recorder, Writer
 from relight.lifecycle.replayer import Replayer
 from relight.lifecycle.threads import FlowThread, Threads
@@ -50,6 +52,8 @@ from relight.telemetry import Token, log
 
 if TYPE_CHECKING:
     from relight.lifecycle.waits import Wait
+
+T = TypeVar("T")
 
 
 class Services(msgspec.Struct, frozen=True):
@@ -84,6 +88,10 @@ class Host(Protocol):
 
     def wake_at(self, when: float) -> None:
         """A parked run is due at this time."""
+        ...
+
+    def listen(self) -> None:
+        """A commit has put something into other runs' inboxes."""
         ...
 
     @property
@@ -193,6 +201,26 @@ class LiveRun:
         if self.writer.lost:
             raise self.adrift()
 
+    async def ask(self, question: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
+        """Read from the store for the flow. One that fails is asked again: its faults are no outcomes of the flow."""
+        patience = Patience()
+        while True:
+            try:
+                return await question(self.services.store)
+            except StoreUnavailableError as error:
+                log(
+                    logging.WARNING,
+                    Token.READ_FAILED,
+                    f"run {self.id}: {error}; asking again in {patience.seconds:.2g}s",
+                )
+            try:
+                await patience.pause()
+            except asyncio.CancelledError:
+                if self.stopping is None:
+                    raise
+            if self.stopping is not None:
+                raise Unwind(self.stopping)
+
     def run_id(self, key: str) -> str:
         """The id of the (child) run with this key."""
         return f"{self.id}/{key}" if key else self.id
@@ -233,7 +261,7 @@ class LiveRun:
         """The bytes of a recorded payload."""
         if not blob:
             return bytes(output)
-        data = await self.services.store.get_blob(blob)
+        data = await self.ask(lambda store: store.get_blob(blob))
         if data is None:
             raise StoreError(f"run {self.id!r}: blob {blob} is missing from the store")
         return data

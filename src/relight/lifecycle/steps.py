@@ -104,6 +104,8 @@ async def _attempts(
     if begun is not None and begun.until is not None:
         await waits.pause(run, scope, key, begun.until)
     while True:
+        if run.stopping is not None:  # between two attempts: the run leaves memory, and the next one is made after that
+            raise Unwind(run.stopping)
         if deadline is None:
             deadline = await _announce(run, step, key, attempt)
         info = StepInfo(run.run_id(scope.run_key), key, attempt, f"{run.id}/{key}")

@@ -152,6 +152,7 @@ class SignalReceived(Event, tag="signal"):
 
 class RunSpawned(Event, tag="spawned"):
     run_id: str
+    error: ErrorRecord | None = None  # it could not be: the id is taken
 
 
 class RunJoined(Event, tag="joined"):

@@ -196,7 +196,8 @@ def _signal(s: TreeState, n: int, e: j.SignalReceived) -> None:
 
 
 def _spawned(s: TreeState, n: int, e: j.RunSpawned) -> None:
-    s.end(e.key, Outcome(n, "spawn", Ending.OK, Raw(msgspec.json.encode(e.run_id))))
+    ending = Ending.ERROR if e.error else Ending.OK
+    s.end(e.key, Outcome(n, "spawn", ending, Raw(msgspec.json.encode(e.run_id)), error=e.error))
 
 
 def _joined(s: TreeState, n: int, e: j.RunJoined) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 
 from relight.errors import StoreUnavailableError
-from relight.lifecycle.orchestrator import CHECK_SECONDS, Orchestrator
+from relight.lifecycle.orchestrator import Orchestrator
+from relight.lifecycle.patience import Patience
 from relight.lifecycle.recover import take_up
 from relight.telemetry import Token, log
 
@@ -39,9 +40,12 @@ class StartupRecovery:
 
     async def run(self) -> None:
         """Pass after pass. A failing store is tried again: it never fails a run."""
+        patience = Patience()
         while not self.finished:
             try:
                 await self.run_once()
             except StoreUnavailableError as error:
-                log(logging.WARNING, Token.RECOVERY_FAILED, f"{error}; trying again in {CHECK_SECONDS:.0f}s")
-                await self._orchestrator.pause(CHECK_SECONDS)
+                log(logging.WARNING, Token.RECOVERY_FAILED, f"{error}; trying again in {patience.seconds:.2g}s")
+                await patience.pause()
+            else:
+                patience.again()

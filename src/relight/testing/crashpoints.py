@@ -4,6 +4,7 @@
     after:k    SIGKILL it after operation k has been applied, before the caller hears of it
     raise:k    apply operation k, then raise StoreUnavailableError: the answer is lost, the process lives
     refuse:k   raise StoreUnavailableError instead of applying operation k: a fault that passes
+    during:k   SIGKILL it in the middle of the k-th effect: in a step's body
     count      only count
 
 `explore` finds out how many operations a scenario takes and tries every k of every mode: each in a real child process, which
@@ -29,7 +30,7 @@ import signal
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import msgspec
 
@@ -43,8 +44,9 @@ from relight.testing.forkserver import ForkServer, Order, find, tail
 from relight.testing.ledger import Audit, Ledger, Line, audit, read_ledger
 
 T = TypeVar("T")
-Mode = Literal["before", "after", "raise", "refuse", "count"]
-MODES: tuple[Mode, ...] = ("before", "after", "raise", "refuse")
+Mode = Literal["before", "after", "raise", "refuse", "during", "count"]
+MODES: tuple[Mode, ...] = ("before", "after", "raise", "refuse", "during")
+KILLS = ("before", "after", "during")
 MAX_LIVES = 50  # of one trial: a scenario that does not end in so many processes never will
 
 
@@ -76,7 +78,7 @@ class CrashingStore:
 
     async def _do(self, name: str, operation: Coroutine[Any, Any, T]) -> T:
         self.operations.append(name)
-        mode = self._plan.mode if self._plan.operation == len(self.operations) else "count"
+        mode = self._plan.mode if self._plan.operation == len(self.operations) else None
         if mode == "before":
             self._die(name)
         if mode == "refuse":
@@ -84,8 +86,6 @@ class CrashingStore:
             self.fired = True
             raise StoreUnavailableError(f"crash point {self._plan}: {name}() was refused")
         result = await operation
-        if self._ledger is not None and name == "commit":
-            self._observe(result)
         if mode == "after":
             self._die(name)
         if mode == "raise":
@@ -93,25 +93,29 @@ class CrashingStore:
             raise StoreUnavailableError(f"crash point {self._plan}: the answer of {name}() was lost")
         return result
 
+    def effect_begun(self, number: int) -> None:
+        """The ledger's word that the so-and-so-manieth effect has begun."""
+        if self._plan == CrashPlan("during", number):
+            self._die("effect")
+
     def _die(self, name: str) -> None:
         if self._ledger is not None:
             self._ledger.write(Line(what="killed", label=f"{self._plan} {name}"))
         os.kill(os.getpid(), signal.SIGKILL)
 
     async def commit(self, commits: Sequence[Commit]) -> list[CommitResult]:
-        self._committing = commits
-        return await self._do("commit", self._inner.commit(commits))
+        return await self._do("commit", self._commit(commits))
 
-    def _observe(self, results: Any) -> None:
-        """Write down which steps are durable now: from here on they may not run again."""
-        assert self._ledger is not None
-        for commit, result in zip(self._committing, results, strict=True):
-            if type(result) is not Committed:
-                continue
-            for entry in commit.entries:
-                line = _durable(commit.root_id, j.decode_event(entry))
-                if line is not None:
-                    self._ledger.write(line)
+    async def _commit(self, commits: Sequence[Commit]) -> list[CommitResult]:
+        """Commit, and write down which steps are durable now: from here on they may not run again."""
+        results = await self._inner.commit(commits)
+        for commit, result in zip(commits, results, strict=True):
+            if self._ledger is not None and type(result) is Committed:
+                for entry in commit.entries:
+                    line = _durable(commit.root_id, j.decode_event(entry))
+                    if line is not None:
+                        self._ledger.write(line)
+        return results
 
     # ---- the port, one by one: a new method of it must show up here as a type error, not slip through unnumbered
 
@@ -313,7 +317,7 @@ class Explorer:
         self._baseline: Trial | None = None
         self._trials = itertools.count(1)
 
-    def __enter__(self) -> Explorer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -348,8 +352,8 @@ class Explorer:
         them, every operation of the recovery is tried."""
         report = Report(scenario=self.scenario)
         begun = SYSTEM_CLOCK.monotonic()
-        total = 0 if before else len(self.baseline.outcome.operations)
         for mode in modes:
+            total = 0 if before else self._total(mode)
             # How many operations there are depends a little on timing: what ends the search is a plan that is not reached.
             for operation in itertools.count(1, step):
                 trial = self.endure([*before, CrashPlan(mode, operation)])
@@ -361,6 +365,11 @@ class Explorer:
         report.seconds = SYSTEM_CLOCK.monotonic() - begun
         return report
 
+    def _total(self, mode: Mode) -> int:
+        if mode == "during":
+            return sum(line.what == "start" for line in self.baseline.lines)
+        return len(self.baseline.outcome.operations)
+
     def _try(self, plans: list[CrashPlan]) -> Trial:
         directory = self._directory / f"{next(self._trials):04}"
         directory.mkdir(parents=True)
@@ -369,15 +378,11 @@ class Explorer:
             plan = plans[life - 1] if life <= len(plans) else CrashPlan()
             trial.lives = life
             ended = self._live(trial, life, plan)
-            last = life >= len(plans)
             if ended is None:
                 break
-            if last and not ended.unfinished:
+            if not ended.unfinished:  # perhaps before the last plan's turn: then that one's point cannot be reached
                 trial.outcome = ended
                 break
-            if life <= len(plans) and not ended.unfinished:
-                trial.outcome, trial.fired = ended, ended.fired
-                break  # it ended before the later plans' turn: whatever they would have tried cannot be reached
         else:
             trial.problems.append(f"it did not end in {MAX_LIVES} lives")
         trial.lines = read_ledger(directory / "ledger")
@@ -396,7 +401,7 @@ class Explorer:
             "outcome": str(found),
         }
         ending = self._server.run(Order("relight.testing.life:live", argument, str(trial.log), self._life_seconds))
-        if ending.signal == signal.SIGKILL and plan.mode in ("before", "after"):
+        if ending.signal == signal.SIGKILL and plan.mode in KILLS:
             trial.kills += 1
             trial.fired = number == len(trial.plans)
             return Outcome(unfinished=True)

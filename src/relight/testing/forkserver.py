@@ -20,7 +20,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -58,7 +58,7 @@ class ForkServer:
         self._orders = self._process.stdin
         self._endings = self._process.stdout
 
-    def __enter__(self) -> ForkServer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -116,7 +116,7 @@ def _be_child(order: Order) -> None:
         find(order.target)(order.argument)
         code = 0
     except BaseException:
-        logging.exception("the child failed")
+        logging.getLogger("relight.testing").exception("the child failed")
     finally:
         os._exit(code)
 

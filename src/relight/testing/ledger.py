@@ -19,8 +19,9 @@ the two cannot happen at its crash points, but if it did, the audit would be too
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import msgspec
@@ -54,6 +55,8 @@ class Ledger:
     def __init__(self, path: Path, life: int = 0) -> None:
         self.path = path
         self.life = life
+        self.begun = itertools.count(1)
+        self.on_effect: Callable[[int], None] | None = None  # told the number of each effect that has begun
         self._file = os.open(path, os.O_APPEND | os.O_CREAT | os.O_WRONLY, 0o644)
 
     def write(self, line: Line) -> None:
@@ -104,6 +107,8 @@ def effect(label: str = "") -> Iterator[None]:
     line = Line(what="start", label=label, run=root, key=info.step, attempt=info.attempt)
     book.write(line)
     try:
+        if book.on_effect is not None:
+            book.on_effect(next(book.begun))
         yield
     except BaseException:
         book.write(msgspec.structs.replace(line, what="failed"))

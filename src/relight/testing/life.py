@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -25,6 +24,8 @@ from relight.testing.ledger import Line, note, open_ledger, read_ledger
 
 POLL_SECONDS = 0.002
 RUN_ID = "crash-test"
+
+logger = logging.getLogger("relight.testing")
 
 
 class Life(msgspec.Struct):
@@ -97,17 +98,19 @@ class Life(msgspec.Struct):
 
 def live(order: dict[str, Any]) -> None:
     """The child's main."""
-    asyncio.run(_live(order))
+    outcome = asyncio.run(_live(order))
+    Path(order["outcome"]).write_bytes(msgspec.json.encode(outcome))
 
 
-async def _live(order: dict[str, Any]) -> None:
+async def _live(order: dict[str, Any]) -> Outcome:
     directory = Path(order["directory"])
     inner = SqliteStore(directory / "app.db", clock=SYSTEM_CLOCK)
     life = Life(order["number"], directory, order["arguments"], inner)
     plan = msgspec.convert(order["plan"], CrashPlan)
-    logging.info("life %d, plan %s", life.number, plan)
+    logger.info("life %d, plan %s", life.number, plan)
     ledger = open_ledger(life.directory / "ledger", life.number)
     store = CrashingStore(inner, plan, ledger)
+    ledger.on_effect = store.effect_begun
     scenario = find(order["scenario"])
     rl = Relight(store=store, **order["config"])
     await patiently(rl.open)
@@ -116,12 +119,10 @@ async def _live(order: dict[str, Any]) -> None:
             value = await life.end(await life.start(rl, scenario, *life.arguments))
         else:
             value = await scenario(rl, life)
-            assert inspect.iscoroutinefunction(scenario)
     finally:
         try:
             await rl.close()
         except StoreUnavailableError as error:
-            logging.info("closing: %s", error)  # everything was durable before: a lost answer here is nobody's loss
-    logging.info("life %d ends with %r after %s", life.number, value, store.operations)
-    outcome = Outcome(value=value, unfinished=life.unfinished, operations=store.operations, fired=store.fired)
-    Path(order["outcome"]).write_bytes(msgspec.json.encode(outcome))
+            logger.info("closing: %s", error)  # everything was durable before: a lost answer here is nobody's loss
+    logger.info("life %d ends with %r after %s", life.number, value, store.operations)
+    return Outcome(value=value, unfinished=life.unfinished, operations=store.operations, fired=store.fired)

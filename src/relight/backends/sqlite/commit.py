@@ -26,7 +26,7 @@ from relight.model.run import TERMINAL
 from relight.ports.store import Commit, CommitResult, Committed, Exists, Fenced
 
 # Roots are forgotten when they end or are parked; this bounds what is left of runs that were dropped.
-MAX_KNOWN_ROOTS = 100_000
+MAX_KNOWN_ROOTS = 50_000
 
 _fences = msgspec.json.Decoder(list[tuple[str, int, int, int, int]])
 
@@ -89,7 +89,7 @@ class _Batch:
         self._children: set[str] = set()  # ids taken by runs that are no roots
         self._created: set[str] = set()  # ids this batch has taken
         self._writes = Writes(connection, now)
-        self.left: list[str] = []  # roots that ended or were parked: no more commits to expect
+        self.left: list[str] = []  # roots nobody holds in memory (any more): no commits to expect
 
     def apply(self, commits: Sequence[Commit]) -> list[CommitResult]:
         self._load(commits)
@@ -139,6 +139,8 @@ class _Batch:
         root = Root(self._writes.run(commit.create), commit.create.epoch, commit.after + len(commit.entries))
         self._roots[commit.root_id] = root
         self._created.add(commit.root_id)
+        if commit.create.owner is None:
+            self.left.append(commit.root_id)
         if commit.state is None:
             self._writes.entries(root.key, commit.after, commit.entries)
         else:

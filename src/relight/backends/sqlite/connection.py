@@ -151,6 +151,8 @@ def snapshot(connection: apsw.Connection) -> Iterator[None]:
 
 def refuse_path(path: Path) -> None:
     """What can be told without opening it; SQLite itself only says 'unable to open database file'."""
+    if path.name == ":memory:":
+        raise StoreFormatError(f"{path} is no file: for a store that forgets, use the memory backend")
     if path.is_dir():
         raise StoreFormatError(f"{path} is a directory: name a file in it, such as {path / 'relight.db'}")
     if not path.parent.is_dir():

@@ -36,9 +36,9 @@ def many(name: str, rows: int) -> str:
 
 
 @cache
-def batch_sizes(name: str) -> tuple[int, ...]:
-    """Powers of two, largest first: any number of rows is a few of these, and all of them stay cached."""
-    sizes = [1]
-    while len(many(name, sizes[-1] * 2)) <= MAX_STATEMENT_CHARS:
-        sizes.append(sizes[-1] * 2)
-    return tuple(reversed(sizes))
+def most(name: str) -> int:
+    """How many rows fit into one statement: a power of two."""
+    rows = 1
+    while len(many(name, rows * 2)) <= MAX_STATEMENT_CHARS:
+        rows *= 2
+    return rows

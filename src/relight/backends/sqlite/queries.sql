@@ -1,5 +1,6 @@
--- Every statement of the SQLite store. `-- name:` gives the name; a query with one `VALUES (?, …)` row may be repeated
--- for many rows (see queries.py). Lists of ids come as one JSON array: one statement, whatever their number.
+-- Every statement of the SQLite store. `-- name:` gives the name. A query with one `VALUES (?, …)` row is repeated for many
+-- rows (see queries.py), the last of which may be all NULL and must then do nothing. Lists of ids come as one JSON array:
+-- one statement, whatever their number.
 
 -- name: fence
 -- What the fence of a commit compares, for many roots (and the existence of other runs) at once: one row holding a JSON
@@ -16,20 +17,24 @@ SELECT coalesce(max(key), 0) + 1 FROM runs;
 -- name: insert_runs
 INSERT INTO runs (key, id, root_id, parent_id, flow, flow_hash, status, owner, epoch, wake_at, hold, reason, created_at,
     updated_at, input, input_blob, output, output_blob, error)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+SELECT * FROM (VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)) AS v WHERE column1 IS NOT NULL;
 
 -- name: append_entries
-INSERT INTO journal (run, sequence, event, crc) VALUES (?, ?, ?, ?);
+INSERT INTO journal (run, sequence, event, crc)
+SELECT * FROM (VALUES (?, ?, ?, ?)) AS v WHERE column1 IS NOT NULL;
 
 -- name: put_checkpoints
-INSERT OR REPLACE INTO checkpoints (run, sequence, state, crc) VALUES (?, ?, ?, ?);
+INSERT OR REPLACE INTO checkpoints (run, sequence, state, crc)
+SELECT * FROM (VALUES (?, ?, ?, ?)) AS v WHERE column1 IS NOT NULL;
 
 -- name: put_blobs
 -- By content: what is there already is the same bytes.
-INSERT OR IGNORE INTO blobs (digest, data) VALUES (?, ?);
+INSERT OR IGNORE INTO blobs (digest, data)
+SELECT * FROM (VALUES (?, ?)) AS v WHERE column1 IS NOT NULL;
 
 -- name: put_items
-INSERT OR REPLACE INTO items (run_id, key, "index", digest, output, output_blob) VALUES (?, ?, ?, ?, ?, ?);
+INSERT OR REPLACE INTO items (run_id, key, "index", digest, output, output_blob)
+SELECT * FROM (VALUES (?, ?, ?, ?, ?, ?)) AS v WHERE column1 IS NOT NULL;
 
 -- name: change_runs
 -- New values for rows of one tree. A terminal row is never changed, and a row of another tree is none of the writer's.
@@ -56,9 +61,10 @@ WHERE root_id IS NULL AND status NOT IN ('completed', 'failed', 'cancelled')
 ON CONFLICT (run, dedup) DO NOTHING;
 
 -- name: consume_messages
--- Their rows stay until the run ends, for `dedup`; their payloads need not.
-UPDATE inbox SET consumed = 1, payload = x'' WHERE id IN (SELECT value FROM json_each(?)) AND consumed = 0
-    AND run IN (SELECT value FROM json_each(?));
+-- By pairs of message and root: nobody takes in what others were told. The rows stay until the run ends, for `dedup`;
+-- their payloads need not.
+UPDATE inbox SET consumed = 1, payload = x'' FROM json_each(?) AS wanted
+WHERE inbox.id = wanted.value ->> 0 AND inbox.run = wanted.value ->> 1 AND inbox.consumed = 0;
 
 -- name: drop_inboxes
 DELETE FROM inbox WHERE run IN (SELECT value FROM json_each(?));
@@ -108,9 +114,10 @@ WHERE status = :status AND (created_at, id) < (:cursor_at, :cursor_id) AND creat
 ORDER BY created_at DESC, id DESC LIMIT :limit;
 
 -- name: list_runs_by_flow
-SELECT * FROM runs INDEXED BY runs_by_flow
-WHERE flow = :flow AND (created_at, id) < (:cursor_at, :cursor_id) AND created_at >= :since
-    AND (NOT :roots_only OR root_id IS NULL) AND (:status IS NULL OR status = :status)
+-- Of one status, like the one above: a flow's few failures are found among its million successes.
+SELECT * FROM runs
+WHERE flow = :flow AND status = :status AND (created_at, id) < (:cursor_at, :cursor_id) AND created_at >= :since
+    AND (NOT :roots_only OR root_id IS NULL)
 ORDER BY created_at DESC, id DESC LIMIT :limit;
 
 -- name: list_runs_by_parent

@@ -24,7 +24,7 @@ from relight.backends.sqlite.rows import (
 )
 from relight.errors import CorruptionError
 from relight.model.journal import Entry, Journal
-from relight.model.run import ItemResult, Message, Page, Run, RunFilter
+from relight.model.run import ItemResult, Message, Page, Run, RunFilter, Status
 
 # Journals read by one query. More would save little; this many, of a thousand entries each, still fit in memory.
 ROOTS_PER_QUERY = 64
@@ -72,14 +72,16 @@ def list_runs(db: apsw.Connection, where: RunFilter) -> Page:
         "limit": where.limit + 1,  # one more tells whether there is a next page
         "status": None,
     }
+    statuses: set[Status | None] = set(where.status) or {None}
     if where.parent_id is not None:
         name = "list_runs_by_parent"
     elif where.flow is not None:
         name = "list_runs_by_flow"
+        statuses = set(where.status or Status)
     else:
         name = "list_runs_by_status" if where.status else "list_runs"
     with snapshot(db):  # a run that changes its status between two of the queries would be listed twice or not at all
-        pages = [runs(db, name, bindings | {"status": status}) for status in set(where.status) or (None,)]
+        pages = [runs(db, name, bindings | {"status": status}) for status in statuses]
     merged = heapq.merge(*pages, key=lambda run: (run.created_at, run.id), reverse=True)
     found = list(merged)[: where.limit + 1]
     more = len(found) > where.limit > 0

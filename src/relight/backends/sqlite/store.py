@@ -44,7 +44,7 @@ class SqliteStore:
     """`path` names a file on a local disk; it and its `-wal` and `-shm` neighbours are made when missing."""
 
     def __init__(self, path: str | os.PathLike[str], *, clock: Clock, vfs: str | None = None) -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()  # the file is opened again later, wherever the process then is
         self._clock = clock
         self._vfs = vfs
         self._opened = False
@@ -59,10 +59,12 @@ class SqliteStore:
 
     async def open(self) -> None:
         refuse_path(self.path)
+        self._opened = False
         self._writer = ConnectionThread("relight-sqlite-writer", self._connect_writer, self._translate)
         self._reader = ConnectionThread("relight-sqlite-reader", self._connect_reader, self._translate)
         try:
-            await self._write(_nothing)
+            # What others write from here on is news, also before anybody watches.
+            await self._write(self._poll)
             self._opened = True
             # At once, also because SQLite forgets a failed transaction's half-written end of the WAL only as long as some
             # connection is open: the next one to open the file would find it and take it for committed.
@@ -145,8 +147,9 @@ class SqliteStore:
     def _notice(self, db: apsw.Connection, version: int) -> None:
         if self._seen == (db, version):
             return
-        news, self._seen = self._seen is not None, (db, version)
-        if news and self._watcher is not None:
+        # The first look counts as news, too: something may have been written between opening the file and this look.
+        self._seen = (db, version)
+        if self._watcher is not None:
             loop, changed = self._watcher
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
                 loop.call_soon_threadsafe(changed)

@@ -10,7 +10,7 @@ import apsw
 import msgspec
 
 from relight.backends.sqlite import read
-from relight.backends.sqlite.queries import SQL, batch_sizes, many
+from relight.backends.sqlite.queries import SQL, many, most
 from relight.backends.sqlite.rows import change_row, checksum, item_row, json_array, message_row, run_row
 from relight.model.run import TERMINAL, ItemResult, Message, Run, RunChange
 
@@ -35,8 +35,7 @@ class Writes:
         self._messages: list[Any] = []
         self._cancels: list[dict[str, Any]] = []
         self._changes: dict[str, tuple[RunChange, str]] = {}
-        self._consumed: list[int] = []
-        self._consumers: set[int] = set()
+        self._consumed: list[tuple[int, int]] = []  # message id, root's key
         self._ended: list[int] = []
 
     def run(self, run: Run) -> int:
@@ -85,8 +84,7 @@ class Writes:
         self._ended.append(key)
 
     def consume(self, key: int, message_ids: Sequence[int]) -> None:
-        self._consumed += message_ids
-        self._consumers.add(key)
+        self._consumed += [(message_id, key) for message_id in message_ids]
 
     def flush(self) -> None:
         """Write all of it. Statements for kinds of rows that are not there are not run."""
@@ -112,19 +110,22 @@ class Writes:
             self._insert("change_runs", 11, rows)
             self._changes.clear()
         if self._consumed:
-            self._execute(SQL["consume_messages"], (json_array(self._consumed), json_array(self._consumers)))
+            self._execute(SQL["consume_messages"], (json_array(self._consumed),))
             self._consumed.clear()
-            self._consumers.clear()
         if self._ended:
             self._execute(SQL["drop_inboxes"], (json_array(self._ended),))
             self._ended.clear()
 
     def _insert(self, name: str, width: int, values: list[Any]) -> None:
-        """`values` holds row after row; it is empty afterwards."""
-        start, end = 0, len(values)
-        for size in batch_sizes(name):
-            step = size * width
-            while end - start >= step:
-                self._execute(many(name, size), values[start : start + step])
-                start += step
+        """Write `values`, which hold row after row, and empty them.
+
+        The last statement is filled up with NULL rows to a power of two: any number of rows is written by as few
+        statements as can be, and there are so few different ones that all stay in the statement cache.
+        """
+        full = most(name) * width
+        for start in range(0, len(values), full):
+            part = values[start : start + full]
+            rows = 1 << (len(part) // width - 1).bit_length()
+            part.extend([None] * (rows * width - len(part)))
+            self._execute(many(name, rows), part)
         values.clear()

@@ -106,10 +106,11 @@ class InboxSuite(Suite):
     async def test_only_the_runs_own_messages_are_consumed(self, store: Store) -> None:
         a, b = new_run("a"), new_run("b")
         await created(store, a, b)
-        one, two = await store.post([signal("a"), signal("b")])
+        one, two, three = await store.post([signal("a"), signal("b"), signal("b")])
         assert one is not None
         assert two is not None
-        await commit_one(store, appending(a, 1, b"took", consumed=[one, two]))
+        assert three is not None
+        await store.commit([appending(a, 1, b"took", consumed=[one, two]), appending(b, 1, b"took", consumed=[three])])
         assert [message.id for message in await store.messages_after(0, 10)] == [two]
 
     async def test_an_ended_runs_inbox_is_gone_and_no_id_is_used_again(self, store: Store) -> None:

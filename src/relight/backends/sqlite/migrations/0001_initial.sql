@@ -27,7 +27,7 @@ CREATE TABLE runs (
 
 -- Listings, newest first, by each filter. root_id stands at the end so that skipping child runs reads the index alone.
 CREATE INDEX runs_by_creation ON runs (created_at, id, root_id);
-CREATE INDEX runs_by_flow ON runs (flow, created_at, id);
+CREATE INDEX runs_by_flow ON runs (flow, status, created_at, id);
 CREATE INDEX runs_by_status ON runs (status, created_at, id);
 CREATE INDEX runs_by_parent ON runs (parent_id, created_at, id) WHERE parent_id IS NOT NULL;
 

@@ -1,0 +1,403 @@
+"""Limits: few rooms, few threads, and a shutdown while runs are in flight. Nothing deadlocks, nothing is lost."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from relight import RelightError, flow, foreach, parallel, sleep, spawn, step, wait_for
+from relight.errors import StoreUnavailableError
+from tests.flows.world import World, until
+
+MANY = 40
+
+
+@step
+async def double(x: int) -> int:
+    await asyncio.sleep(0)
+    return 2 * x
+
+
+@step
+def double_sync(x: int) -> int:
+    return 2 * x
+
+
+# ---- max_concurrent_runs
+
+
+@pytest.mark.parametrize("rooms", [1, 3])
+async def test_more_runs_than_rooms_all_complete(world: World, rooms: int):
+    most = 0
+
+    @flow
+    async def calculate(x: int) -> int:
+        nonlocal most
+        most = max(most, len(world.rl.orchestrator.live))
+        return await double(await double(x))
+
+    rl = await world.open(max_concurrent_runs=rooms)
+    runs = await asyncio.gather(*(rl.start(calculate, n, id=f"r{n}") for n in range(MANY)))
+    assert await asyncio.gather(*(run.result(timeout="20s") for run in runs)) == [4 * n for n in range(MANY)]
+    assert 1 <= most <= rooms
+
+
+@pytest.mark.parametrize("rooms", [1, 3])
+async def test_runs_that_wait_make_room_for_others(world: World, rooms: int):
+    @flow
+    async def waiting(x: int) -> int:
+        return x + await wait_for("go", int)
+
+    rl = await world.open(max_concurrent_runs=rooms)
+    runs = [await rl.start(waiting, n) for n in range(MANY)]
+    for run in runs:
+        await world.until_status("waiting", run)
+    for run in runs:
+        await run.signal("go", 1)
+    assert await asyncio.gather(*(run.result(timeout="20s") for run in runs)) == [n + 1 for n in range(MANY)]
+
+
+@pytest.mark.parametrize("rooms", [1, 3])
+async def test_more_sleepers_than_rooms_all_wake(world: World, rooms: int):
+    @flow
+    async def sleeping(x: int) -> int:
+        await sleep("1h")
+        return await double(x)
+
+    rl = await world.open(max_concurrent_runs=rooms)
+    runs = [await rl.start(sleeping, n) for n in range(MANY)]
+    for run in runs:
+        await world.until_status("waiting", run)
+    world.clock.advance("1h")
+    assert await asyncio.gather(*(run.result(timeout="20s") for run in runs)) == [2 * n for n in range(MANY)]
+
+
+async def test_a_run_that_awaits_a_spawned_one_gives_it_its_room(world: World):
+    @flow
+    async def inner(x: int) -> int:
+        return await double(x)
+
+    @flow
+    async def outer(x: int) -> int:
+        spawned = [await spawn(inner, x), await spawn(inner, x + 1)]
+        return await spawned[0] + await spawned[1]
+
+    rl = await world.open(max_concurrent_runs=1)
+    runs = [await rl.start(outer, n) for n in range(5)]
+    assert await asyncio.gather(*(run.result(timeout="20s") for run in runs)) == [4 * n + 2 for n in range(5)]
+
+
+async def test_more_crashed_runs_than_rooms_are_all_recovered(world: World):
+    gate = asyncio.Event()
+    begun: list[int] = []
+
+    @step
+    async def hang(x: int) -> int:
+        begun.append(x)
+        await gate.wait()
+        return x
+
+    @flow
+    async def hanging(x: int) -> int:
+        return await double(await hang(x))
+
+    rl = await world.open()
+    for n in range(MANY):
+        await rl.start(hanging, n, id=f"r{n}")
+    await until(lambda: len(begun) == MANY)
+    await world.crash()
+    gate.set()
+    rl = await world.open(max_concurrent_runs=2, recovery_max_startup_recovery=3)
+    runs = [await rl.get(f"r{n}") for n in range(MANY)]
+    assert await asyncio.gather(*(run.result(timeout="20s") for run in runs)) == [2 * n for n in range(MANY)]
+
+
+# ---- max_threads
+
+
+def threads_in_use(world: World) -> int:
+    return world.rl.services.threads._busy
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+async def test_more_sync_flows_than_threads_all_complete(world: World, threads: int):
+    at_once: list[int] = []
+    here = 0
+    lock = threading.Lock()
+
+    @step
+    def work(x: int) -> int:
+        nonlocal here
+        with lock:
+            here += 1
+            at_once.append(here)
+        with lock:
+            here -= 1
+        return x + 1
+
+    @flow
+    def calculate(x: int) -> int:
+        return work(work(x))  # type: ignore[no-any-return]
+
+    rl = await world.open(max_threads=threads)
+    runs = [await rl.start(calculate, n) for n in range(MANY)]
+    assert await asyncio.gather(*(run.result(timeout="20s") for run in runs)) == [n + 2 for n in range(MANY)]
+    assert max(at_once) <= threads
+    await until(lambda: threads_in_use(world) == 0)
+
+
+async def test_sync_steps_of_async_flows_share_the_threads(world: World):
+    @flow
+    async def fan(x: int) -> int:
+        return sum(await asyncio.gather(*(double_sync(x + n) for n in range(5))))
+
+    rl = await world.open(max_threads=1)
+    runs = [await rl.start(fan, n) for n in range(10)]
+    assert await asyncio.gather(*(run.result(timeout="20s") for run in runs)) == [10 * n + 20 for n in range(10)]
+
+
+# What a sync flow may do that needs another thread while it holds its own.
+
+
+@step(timeout="1m")
+def with_timeout(x: int) -> int:
+    return 2 * x
+
+
+def sync_inside_async(kind: str) -> Any:
+    @flow(name="sync-grandchild")
+    def grandchild(x: int) -> int:
+        return double_sync(x)  # type: ignore[no-any-return]
+
+    @flow(name="async-child")
+    async def child(x: int) -> int:
+        if kind == "step":
+            return await double_sync(x)  # type: ignore[no-any-return]
+        if kind == "gather":
+            return sum(await asyncio.gather(double_sync(x), double_sync(0)))
+        return await grandchild(x)  # type: ignore[no-any-return,misc]
+
+    return child
+
+
+@pytest.mark.parametrize(
+    "shape",
+    ["parallel", "nested-parallel", "foreach", "foreach-flows", "timeout", "async-step", "child-step", "child-gather", "child-flow"],
+)
+async def test_a_sync_flow_never_waits_for_a_thread_it_holds_itself(world: World, shape: str):
+    child = sync_inside_async(shape.removeprefix("child-"))
+
+    @flow
+    def calculate(x: int) -> int:
+        if shape == "parallel":
+            return sum(parallel(lambda: double_sync(x), lambda: double_sync(0), lambda: double_sync(0)))
+        if shape == "nested-parallel":
+            return sum(parallel(lambda: sum(parallel(lambda: double_sync(x), lambda: 0)), lambda: double_sync(0)))
+        if shape == "foreach":
+            return sum(foreach([x, 0, 0], double_sync, concurrency=3))
+        if shape == "foreach-flows":
+            return sum(foreach([x, 0, 0], child, concurrency=3))
+        if shape == "timeout":
+            return with_timeout(x)  # type: ignore[no-any-return]
+        if shape == "async-step":
+            return double(x)  # type: ignore[return-value]
+        return child(x)  # type: ignore[no-any-return]
+
+    rl = await world.open(max_threads=2)
+    runs = [await rl.start(calculate, n) for n in range(8)]
+    assert await asyncio.gather(*(run.result(timeout="10s") for run in runs)) == [2 * n for n in range(8)]
+
+
+async def test_sync_flows_that_wait_hold_no_thread(world: World):
+    @flow
+    def inner(x: int) -> int:
+        sleep("1h")
+        return double_sync(x)  # type: ignore[no-any-return]
+
+    @flow
+    def outer(x: int) -> int:
+        child = spawn(inner, x)
+        return child.result() + wait_for("go", int)  # type: ignore[no-any-return]
+
+    rl = await world.open(max_threads=1)
+    runs = [await rl.start(outer, n) for n in range(10)]
+
+    async def asleep() -> bool:
+        return len((await rl.list(status="waiting")).runs) == 20
+
+    await until(asleep)
+    await until(lambda: threads_in_use(world) == 0)
+    world.clock.advance("1h")
+    for run in runs:
+        await run.signal("go", 1)
+    assert await asyncio.gather(*(run.result(timeout="20s") for run in runs)) == [2 * n + 1 for n in range(10)]
+
+
+async def test_a_checkpoint_waits_for_no_thread_of_a_full_house(world: World):
+    @flow
+    def long(x: int) -> int:
+        for _ in range(20):
+            x = double_sync(x) - x
+        return x
+
+    rl = await world.open(max_threads=1, checkpoint_every=3)
+    runs = [await rl.start(long, n) for n in range(10)]
+    assert await asyncio.gather(*(run.result(timeout="20s") for run in runs)) == list(range(10))
+
+
+# ---- shutdown
+
+
+class Slow:
+    """A flow whose middle step, async or sync, lasts until it is let go."""
+
+    def __init__(self, kind: str) -> None:
+        self.entered: list[str] = []
+        self.gate = threading.Event()
+
+        @step
+        async def hang_async() -> str:
+            self.entered.append("hang")
+            while not self.gate.is_set():
+                await asyncio.sleep(0.001)
+            return "hung"
+
+        @step
+        def hang_sync() -> str:
+            self.entered.append("hang")
+            self.gate.wait()
+            return "hung"
+
+        @step
+        async def after() -> str:
+            self.entered.append("after")
+            return "after"
+
+        hang: Any = hang_async if kind == "async" else hang_sync
+
+        @flow(name="slow")
+        async def slow_async() -> list[str]:
+            return [await hang(), await after()]
+
+        if kind == "sync-flow":
+
+            @flow(name="slow-sync")
+            def slow_sync() -> list[str]:
+                return [hang(), after()]  # type: ignore[list-item]
+
+            self.flow: Any = slow_sync
+        else:
+            self.flow = slow_async
+
+
+@pytest.mark.parametrize("kind", ["async", "sync", "sync-flow"])
+async def test_a_step_in_flight_at_shutdown_finishes_and_is_recorded(world: World, kind: str):
+    slow = Slow(kind)
+    rl = await world.open(shutdown_grace="20s")
+    run = await rl.start(slow.flow)
+    await until(lambda: slow.entered)
+    closing = asyncio.create_task(world.close())
+    await until(lambda: rl.orchestrator.stopping)
+    slow.gate.set()
+    await asyncio.wait_for(closing, 20)
+    assert slow.entered == ["hang"]  # nothing begins any more
+    rl = await world.open(recovery_enabled=False)
+    row = await rl.row(run.id)
+    assert (row.status, row.owner) == ("pending", None)
+    assert len([key for key in await world.recorded(run.id) if key]) == 1
+    rl = await world.close_and_reopen(recovery_enabled=True)
+    assert await (await rl.get(run.id)).result(timeout="10s") == ["hung", "after"]
+    assert slow.entered == ["hang", "after"]
+
+
+@pytest.mark.parametrize("kind", ["async", "sync", "sync-flow"])
+async def test_a_step_longer_than_the_grace_is_abandoned_and_repeated(world: World, kind: str):
+    slow = Slow(kind)
+    rl = await world.open(shutdown_grace="50ms")
+    run = await rl.start(slow.flow)
+    await until(lambda: slow.entered)
+    await asyncio.wait_for(world.close(), 20)
+    slow.gate.set()  # an abandoned thread ends unheard
+    rl = await world.open()
+    assert await (await rl.get(run.id)).result(timeout="10s") == ["hung", "after"]
+    assert slow.entered == ["hang", "hang", "after"]
+    assert (await world.state(run.id)).recoveries == 0  # a shutdown is no crash
+
+
+async def test_waiting_runs_are_parked_at_shutdown_and_wake_later(world: World):
+    @flow
+    async def sleeping() -> str:
+        await sleep("1h")
+        return "woken"
+
+    rl = await world.open()
+    run = await rl.start(sleeping)
+    await world.until_status("waiting", run)
+    await world.close()
+    world.clock.advance("2h")
+    rl = await world.open()
+    assert await (await rl.get(run.id)).result(timeout="10s") == "woken"
+
+
+async def test_many_runs_in_flight_at_shutdown_all_complete_later(world: World):
+    count: dict[int, int] = {}
+
+    @step
+    async def work(x: int, n: int) -> int:
+        await asyncio.sleep(0)
+        count[x] = count.get(x, 0) + 1
+        return n
+
+    @flow
+    async def working(x: int) -> int:
+        return sum([await work(x, n) for n in range(20)])
+
+    rl = await world.open()
+    runs = [await rl.start(working, n) for n in range(MANY)]
+    await until(lambda: len(count) == MANY)
+    rl = await world.close_and_reopen()
+    results = [await (await rl.get(run.id)).result(timeout="20s") for run in runs]
+    assert results == [190] * MANY
+    assert set(count.values()) == {20}  # no step was repeated
+
+
+async def test_nothing_is_started_while_stopping(world: World):
+    slow = Slow("async")
+    rl = await world.open(shutdown_grace="20s")
+    await rl.start(slow.flow)
+    await until(lambda: slow.entered)
+    closing = asyncio.create_task(world.close())
+    await until(lambda: rl.orchestrator.stopping)
+    before = world.rows_in("runs")
+    with pytest.raises(StoreUnavailableError, match="this Relight is stopping: nothing can be started any more"):
+        await rl.start(slow.flow)
+    assert world.rows_in("runs") == before
+    slow.gate.set()
+    await asyncio.wait_for(closing, 20)
+    with pytest.raises(RelightError, match="is not open"):
+        await rl.start(slow.flow)
+
+
+@pytest.mark.parametrize("parked", [False, True])
+async def test_whoever_awaits_a_result_is_told_of_the_shutdown(world: World, parked: bool):
+    slow = Slow("async")
+
+    @flow
+    async def waiting() -> Any:
+        return await wait_for("go")
+
+    rl = await world.open(shutdown_grace="20s")
+    run = await rl.start(waiting if parked else slow.flow)
+    if parked:
+        await world.until_status("waiting", run)
+    else:
+        await until(lambda: slow.entered)
+    result = asyncio.create_task(run.result())
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(world.close())
+    await until(lambda: rl.orchestrator.stopping)
+    slow.gate.set()
+    await asyncio.wait_for(closing, 20)
+    with pytest.raises(RelightError, match="closed|stopping|not open"):
+        await asyncio.wait_for(result, 5)

@@ -1,0 +1,53 @@
+"""A call that Relight refuses may be caught by the flow; a run that goes on after it must replay the same way."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from relight import ConflictError, PayloadError, Relight, flow, spawn, step, wait_for
+from relight.backends.memory import MemoryStore
+from relight.clock import SYSTEM_CLOCK
+
+
+@pytest.mark.parametrize("how", ["child", "spawn", "conflict", "step"])
+async def test_a_refusal_that_was_caught_is_refused_again(how):
+    store = MemoryStore(clock=SYSTEM_CLOCK)
+
+    @step
+    async def before_and_after(number: int) -> int:
+        return number
+
+    @flow
+    async def numbered(number: int) -> int:
+        return number
+
+    @flow
+    async def careless(how: str) -> str:
+        await before_and_after(1)
+        seen = "nothing"
+        try:
+            if how == "child":
+                await numbered("one")  # type: ignore[arg-type] # that is the point
+            elif how == "spawn":
+                await spawn(numbered, "one")
+            elif how == "conflict":
+                await spawn(numbered, 5, id="taken")
+            else:
+                await before_and_after(float("nan"))  # type: ignore[arg-type] # the same
+        except (PayloadError, ConflictError) as error:
+            seen = type(error).__name__
+        await before_and_after(2)
+        await wait_for("end")
+        return seen
+
+    async with Relight(store=store) as rl:
+        await rl.run(numbered, 4, id="taken")
+        await rl.start(careless, how, id="r")
+        await asyncio.sleep(0.05)
+    async with Relight(store=store) as rl:
+        run = await rl.get("r")
+        await run.signal("end")
+        expected = "ConflictError" if how == "conflict" else "PayloadError"
+        assert await run.result(timeout="10s") == expected

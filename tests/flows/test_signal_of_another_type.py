@@ -1,0 +1,45 @@
+"""A signal whose payload does not fit is an error that the flow may catch: live and replayed alike."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from relight import PayloadError, Relight, flow, step, wait_for
+from relight.backends.memory import MemoryStore
+from relight.clock import SYSTEM_CLOCK
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["before the flow waits", "while it waits"])
+async def test_a_caught_payload_error_is_replayed(early):
+    store = MemoryStore(clock=SYSTEM_CLOCK)
+
+    @step
+    async def after() -> int:
+        return 1
+
+    @flow
+    async def counting() -> list[str]:
+        seen = []
+        await wait_for("begin")
+        for _ in range(2):
+            try:
+                seen.append(f"got {await wait_for('number', int)}")
+            except PayloadError:
+                seen.append("no number")
+            await after()
+        await wait_for("end")
+        return seen
+
+    async with Relight(store=store) as rl:
+        run = await rl.start(counting, id="r")
+        for name, payload in [("number", "many"), ("begin", None)] if early else [("begin", None), ("number", "many")]:
+            await run.signal(name, payload)
+            await asyncio.sleep(0.02)
+        await run.signal("number", 7)
+        await asyncio.sleep(0.05)
+    async with Relight(store=store) as rl:
+        run = await rl.get("r")
+        await run.signal("end")
+        assert await run.result(timeout="10s") == ["no number", "got 7"]
