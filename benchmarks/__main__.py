@@ -45,6 +45,13 @@ def parser() -> argparse.ArgumentParser:
         help="where the databases go (default: the system's temporary folder); not a RAM disk",
     )
     found.add_argument(
+        "--patience",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="wait up to so long, before each measurement, until others leave the processor alone",
+    )
+    found.add_argument(
         "--docs", action="store_true", help="rewrite the figures in docs/benchmarks.md and the plot beside it"
     )
     found.add_argument("--check", action="store_true", help="exit with 1 when a target is not met")
@@ -59,7 +66,7 @@ def main() -> int:
     about = report.machine(load)
     sections = []
     with tempfile.TemporaryDirectory(prefix="relight-bench-", dir=options.folder) as folder:
-        bench = Bench(Path(folder), options.quick)
+        bench = Bench(Path(folder), options.quick, options.patience)
         for name in options.only or BENCHMARKS:
             section = _measure(name, bench)
             sections.append(section)

@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ class Bench:
 
     folder: Path
     quick: bool = False
+    patience: float = 0.0  # seconds to wait, before each measurement, for others to leave the processor alone
 
     @contextlib.contextmanager
     def place(self) -> Iterator[Path]:
@@ -73,7 +75,15 @@ class Bench:
 
     def python(self, *arguments: str) -> dict[str, Any]:
         """What a fresh interpreter prints, as JSON, on its last line."""
-        environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "PYTHONHASHSEED": "0"}
+        wait_until_idle(self.patience)
+        environment = os.environ | {
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}",
+            "PYTHONHASHSEED": "0",
+            "PYTHONPYCACHEPREFIX": str(
+                self.folder / "bytecode"
+            ),  # compiled once per run of the benchmarks, for everybody
+        }
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         try:
             done = subprocess.run(
                 [sys.executable, *arguments],
@@ -107,6 +117,23 @@ class Bench:
             return None
 
 
+def wait_until_idle(patience: float) -> None:
+    """Return when the processor was nearly idle for a moment, or when the patience is used up."""
+    give_up = time.monotonic() + patience
+    while time.monotonic() < give_up:
+        before = _cpu_ticks()
+        time.sleep(0.4)
+        busy, total = (now - then for now, then in zip(_cpu_ticks(), before, strict=True))
+        if busy <= 0.1 * total:
+            return
+
+
+def _cpu_ticks() -> tuple[int, int]:
+    """Busy and all ticks of all cores since boot."""
+    ticks = [int(field) for field in Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:]]
+    return sum(ticks) - ticks[3], sum(ticks)
+
+
 def say(text: str) -> None:
     """Progress, on stderr: stdout is for the tables."""
     print(f"  {text}", file=sys.stderr, flush=True)
@@ -118,6 +145,11 @@ def median(values: list[float]) -> float:
 
 def ratio(value: float | None, base: float | None) -> float | None:
     return None if value is None or not base else value / base
+
+
+def ratios(values: list[float], bases: list[float]) -> list[float]:
+    """Turn by turn: what slows the machine down for a while slows both sides."""
+    return [value / base for value, base in zip(values, bases, strict=True)]
 
 
 def number(value: float | None) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks.measure import Bench, Section, median, number, say
 
 STEPS = 10
+AT_ONCE = (1, 50, 500)
 KINDS = {
     "steps": "async flow, async steps",
     "sync_steps_in_async_flow": "async flow, sync steps",
@@ -50,11 +51,11 @@ print('{"seconds": %f, "modules": %d}' % (seconds, len(sys.modules) - before))
 
 
 def run(bench: Bench) -> Section:
-    section = Section("sync", "Sync code, and importing", ["what", "1 at once", "50 at once", "500 at once", "unit"])
+    section = Section("sync", "Sync code, and importing", ["what", *(f"{runs} at once" for runs in AT_ONCE), "unit"])
     children, rounds = (1, 3) if bench.quick else (3, 5)
     for kind, name in KINDS.items():
         rates = {}
-        for runs in (1, 50, 500):
+        for runs in AT_ONCE:
             say(f"sync: {name}, {runs} at once")
             times = [
                 median(

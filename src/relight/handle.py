@@ -80,6 +80,10 @@ class Handle:
                         return row
                     if not await self._being_freed(row):
                         _raise_if_held(row)
+                    if orchestrator.stopping:  # nobody will tell us any more
+                        raise RelightError(
+                            f"run {self.id!r} is {row.status}, and this Relight is closed: ask for its result where it is open"
+                        )
                 row = await news  # None: look again, something happened (or nothing has for a while)
                 if row is not None:
                     return row

@@ -395,8 +395,9 @@ async def test_whoever_awaits_a_result_is_told_of_the_shutdown(world: World, par
         await until(lambda: slow.entered)
     result = asyncio.create_task(run.result())
     await asyncio.sleep(0)
+    orchestrator = rl.orchestrator
     closing = asyncio.create_task(world.close())
-    await until(lambda: rl.orchestrator.stopping)
+    await until(lambda: orchestrator.stopping)
     slow.gate.set()
     await asyncio.wait_for(closing, 20)
     with pytest.raises(RelightError, match="closed|stopping|not open"):

@@ -74,6 +74,17 @@ def test_time_does_not_go_backwards():
         FakeClock().advance(-1)
 
 
+async def test_what_is_due_at_once_needs_no_advance():
+    clock = FakeClock()
+    fired: list[str] = []
+    clock.call_later(0, lambda: fired.append("now"))
+    clock.call_later(-3, lambda: fired.append("cancelled")).cancel()
+    assert fired == []  # later, not inside the call
+    await until(lambda: fired)
+    clock.advance(1)
+    assert fired == ["now"]
+
+
 async def test_callbacks_of_another_loop_are_handed_to_it():
     clock = FakeClock()
     loop = asyncio.get_running_loop()

@@ -140,11 +140,12 @@ class World:
             tasks += [run.main, *run.tasks]
             for thread in run.threads:
                 tasks += thread.operations
-        left = [task for task in tasks if task is not None and not task.done()]
-        for task in left:
-            task.cancel()
-        if left:
-            await asyncio.wait(left, timeout=DEADLINE_SECONDS)
+        left = {task for task in tasks if task is not None and not task.done()}
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while left and time.monotonic() < deadline:  # more than once: code in a thread is let go of only when asked again
+            for task in left:
+                task.cancel()
+            _, left = await asyncio.wait(left, timeout=0.05)
         await store.inner.close()
         remove_task_factory(services.loop)
         engine._services = engine._orchestrator = None

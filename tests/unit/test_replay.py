@@ -137,13 +137,13 @@ def test_a_retrying_flow_forgets_what_failed_under_it_and_keeps_what_completed()
     )
     assert set(state.outcomes) == {"sub#1/ok#1", "sub#10/bad#1", "bad#1"}
     assert set(state.open) == {"flaky#1", "sub#1"}
-    assert state.open["sub#1"] == Open(8, "run", attempt=2, until=20.0)
+    assert state.open["sub#1"] == Open(8, "run", attempt=2, until=20.0, at=1.0)
 
 
 def test_a_retrying_root_forgets_every_failure():
     state = replay(step("ok#1"), failed("bad#1"), failed("sub#1/bad#1"), j.RunRetrying("", 1, ERROR, 20.0))
     assert set(state.outcomes) == {"ok#1"}
-    assert state.open == {"": Open(5, "run", attempt=2, until=20.0)}
+    assert state.open == {"": Open(5, "run", attempt=2, until=20.0, at=1.0)}
 
 
 def test_cancellations_are_no_failures_to_forget():

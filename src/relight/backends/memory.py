@@ -115,6 +115,8 @@ class MemoryStore:
             return Fenced(run.epoch, run.owner)
         if tree.last != commit.after:
             return self._repeated(commit, tree) or Fenced(run.epoch, run.owner)
+        if run.status in TERMINAL:
+            return Fenced(run.epoch, run.owner)
         tree.entries += [_row(event) for event in commit.entries]
         self._apply(commit, tree)
         return Committed(tree.last)
@@ -161,7 +163,7 @@ class MemoryStore:
                 self._change(row, change)
 
     def _change(self, run: Run, change: RunChange) -> None:
-        if run.status in TERMINAL:
+        if run.is_root and run.status in TERMINAL:
             return
         for field in RunChange.__struct_fields__[1:]:
             setattr(run, field, getattr(change, field))

@@ -149,6 +149,14 @@ class Scope:
         return f"{self.prefix}{name}:{count}" if count else self.prefix + name
 
     @property
+    def holds_thread(self) -> bool:
+        """Whether sync code further out has a thread and waits for what happens here."""
+        scope: Scope | None = self
+        while scope is not None and scope.thread is None:
+            scope = scope.parent
+        return scope is not None
+
+    @property
     def explicit(self) -> Scope | None:
         """This scope, as operations take it."""
         return None if self.thread is None else self

@@ -12,6 +12,7 @@ from relight.flow.payloads import rebuild_error, record_error
 from relight.flow.scope import Scope, here
 from relight.lifecycle import execute, hold, waits
 from relight.model import journal as j
+from relight.model.blob import blob_digest
 from relight.model.run import Run, RunChange, Status
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ async def call(
     data = flow.arguments.seal(args, kwargs, run.services.config.payload.max_bytes)
     if scope.recorded is not None:
         outcome = await run.replayed(scope, key, "run")
-        if outcome is not None:
+        if outcome is not None and not _another_call(run, scope, key, data):
             if outcome.error is not None:
                 raise rebuild_error(outcome.error)
             return await run.open(flow.result, outcome)
@@ -65,6 +66,14 @@ async def call(
     await run.settle()
     run.host.tell(run.run_id(key))
     return value
+
+
+def _another_call(run: LiveRun, scope: Scope, key: str, data: bytes) -> bool:
+    """Whether a retried flow took another way: then this is not the call whose outcome was recorded."""
+    if run.replayer is None or not run.replayer.in_retry(scope):
+        return False
+    first = run.replayer.children.get(key)
+    return first is not None and (first.input_blob or bytes(first.input)) not in (data, blob_digest(data))
 
 
 def _create(run: LiveRun, scope: Scope, flow: Flow[..., Any], key: str, data: bytes, at: float) -> None:
@@ -179,7 +188,9 @@ async def join(run: LiveRun, scope: Scope | None, run_id: str, flow: Flow[..., A
             await hold.interrupt(run, scope, key)
     error = None
     if ended.status is Status.CANCELLED:
-        error = record_error(RunCancelledError(f"run {run_id!r} was cancelled: {ended.reason}", run_id=run_id))
+        error = record_error(
+            RunCancelledError(f"run {run_id!r} was cancelled: {ended.reason}", run_id=run_id, reason=ended.reason)
+        )
     elif ended.error is not None:
         error = msgspec.json.decode(ended.error, type=j.ErrorRecord)
     output = j.NULL if ended.output is None or ended.output_blob else msgspec.Raw(ended.output)

@@ -33,12 +33,13 @@ if TYPE_CHECKING:
     from relight.lifecycle.run import LiveRun
 
 MAX_RUN_ID = 255
+CATCH_UP_SECONDS = 0.05  # a replayed flow that is given nothing for so long has reached the place where it waits
 
 
 class Call:
     """One call of a flow function: the root run's, or a child run's."""
 
-    __slots__ = ("args", "attempt", "created_at", "flow", "key", "kwargs", "until")
+    __slots__ = ("args", "attempt", "deadline", "flow", "key", "kwargs", "until")
 
     def __init__(
         self,
@@ -53,9 +54,9 @@ class Call:
         self.args = args
         self.kwargs = kwargs
         self.key = key
-        self.created_at = created_at
         self.attempt = begun.attempt if begun else 1
         self.until = begun.until if begun else None  # the end of a back-off that was under way
+        self.deadline = None if flow.timeout_seconds is None else created_at + flow.timeout_seconds
 
 
 def check_run_id(run_id: str) -> str:
@@ -128,6 +129,8 @@ async def call_flow(run: LiveRun, call: Call, parent: Scope | None) -> Any:
             retry = flow.retry
             if run.stopping is not None or retry is None or not retry.again(call.attempt, error):
                 raise
+            if call.deadline is not None and call.deadline <= run.services.clock.now():
+                raise
             until = run.services.clock.now() + retry.delay_after(call.attempt, run.services.entropy.random())
             log(
                 logging.INFO,
@@ -164,16 +167,21 @@ async def _remember(run: LiveRun, key: str) -> None:
 
 async def _with_timeout(run: LiveRun, call: Call, scope: Scope) -> Any:
     """The call itself. A flow's timeout counts from the run's creation, so a crash does not renew it."""
-    if call.flow.timeout_seconds is None:
+    if call.deadline is None:
         return await _invoke(run, call, scope)
-    deadline = call.created_at + call.flow.timeout_seconds
+    deadline = call.deadline
     task = asyncio.current_task()
     assert task is not None
     expired = False
     timer: Timer | None = None
+    ahead = -1
 
     def expire() -> None:
-        nonlocal expired
+        nonlocal expired, ahead, timer
+        before, ahead = ahead, 0 if run.replayer is None else run.replayer.ahead_of(scope)
+        if ahead and ahead != before:  # it is still on its way to where it was when its time ran out
+            timer = run.services.loop.call_later(CATCH_UP_SECONDS, expire)
+            return
         expired = True
         task.cancel()
 
@@ -206,7 +214,7 @@ async def _invoke(run: LiveRun, call: Call, scope: Scope) -> Any:
             CURRENT.reset(token)
     if scope.thread is not None:
         return await scope.thread.call(lambda: fn(*args, **kwargs), scope)
-    thread = FlowThread(run.services.threads, bounded=True)
+    thread = FlowThread(run.services.threads, bounded=not scope.holds_thread)
     scope.thread = thread
     run.threads.add(thread)
     try:

@@ -70,6 +70,10 @@ def consider_parking_later(run: LiveRun) -> None:
 
 async def park(run: LiveRun) -> None:
     """The run waits, and leaves memory until it is due or told something."""
+    if not is_blocked(run):  # it was woken since somebody looked: parked now, nobody would wake it again
+        if run.stopping is None and not run.over:
+            consider_parking_later(run)
+        return
     wake_at = run.wake_at()
     await depart(run, "parked", PARK_GRACE_SECONDS, lambda: run.change(Status.WAITING, owner=None, wake_at=wake_at))
     if wake_at is not None and not run.writer.fenced:

@@ -21,6 +21,9 @@ class Replayer:
     another winner than it did before. So while several branches live, an outcome is given only when all earlier ones have
     been; should an earlier one never be asked for (its branch was cancelled before it saw it), the rest goes on without it
     after some idle turns of the loop.
+
+    A flow that is called again by its retry may go another way than in the attempt that failed: what failed then may
+    succeed now. So what its earlier attempts finished is found by key, in whatever order it is asked for.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -29,6 +32,7 @@ class Replayer:
         self.open: dict[str, Open] = {}
         self.children: dict[str, RunCreated] = {}
         self.scopes: dict[str, list[str]] = {}
+        self._retried: tuple[str, ...] = ()  # prefixes of the keys of flows that were called again
         self._order: list[int] = []  # sequences still to be given, as a heap
         self._given: set[int] = set()
         self._asking: list[tuple[int, asyncio.Future[None]]] = []
@@ -50,6 +54,8 @@ class Replayer:
         for key, child in state.children.items():
             if key.startswith(prefix):
                 self.children[key] = child
+        again = (key + "/" if key else "" for key, run in state.open.items() if run.kind == "run" and run.attempt > 1)
+        self._retried = tuple({*self._retried, *again})
         for path in [path for path in self.scopes if prefix and (path + "/").startswith(prefix)]:
             del self.scopes[path]
         for _, key in sorted(at):
@@ -59,15 +65,22 @@ class Replayer:
     def finished(self) -> bool:
         return not self.outcomes and not self.open
 
+    def in_retry(self, scope: Scope) -> bool:
+        """Whether `scope` belongs to a flow that was called again by its retry (or lies inside one)."""
+        return bool(self._retried) and (scope.path + "/").startswith(self._retried)
+
     def find(self, scope: Scope, key: str, kind: str) -> Outcome | None:
         """The recorded outcome of what the flow asks for next in `scope`, or None when it has none yet."""
         recorded = scope.recorded
         assert recorded is not None
-        if scope.position >= len(recorded):
+        outcome = self.outcomes.get(key)
+        if self.in_retry(scope):
+            expected = key
+        elif scope.position >= len(recorded):
             scope.recorded = None
             return None
-        expected = recorded[scope.position]
-        outcome = self.outcomes.get(key)
+        else:
+            expected = recorded[scope.position]
         if expected != key:
             raise NonDeterminismError(
                 f"the flow asks for {key!r} where its journal holds {expected!r}; flow code must ask for the same operations "
@@ -80,9 +93,13 @@ class Replayer:
 
     def left_over(self, scope: Scope) -> str | None:
         """An operation the journal holds for `scope` that the flow ended without asking for."""
-        if scope.recorded is None or scope.position >= len(scope.recorded):
+        if scope.recorded is None or scope.position >= len(scope.recorded) or self.in_retry(scope):
             return None
         return scope.recorded[scope.position]
+
+    def ahead_of(self, scope: Scope) -> int:
+        """How many recorded outcomes the code of `scope`, and what it called, has not been given yet."""
+        return sum(key.startswith(scope.prefix) for key in self.outcomes)
 
     def give(self, outcome: Outcome) -> None:
         """This outcome reaches the flow now: whoever waits for its turn behind it may be next."""

@@ -39,7 +39,7 @@ async def perform(
     begun: Open | None = None
     if scope.recorded is not None:
         outcome = await run.replayed(scope, key, "step")
-        if outcome is not None and _still_valid(run, step, key, digest, outcome):
+        if outcome is not None and _still_valid(run, scope, step, key, digest, outcome):
             if outcome.error is not None:
                 raise rebuild_error(outcome.error)
             return await run.open(step.result, outcome)
@@ -181,7 +181,7 @@ async def _call(
         if scope.thread is not None and step.timeout_seconds is None:
             return await scope.thread.call(lambda: step.fn(*args, **kwargs), info)
         # With a timeout it needs a thread that can be left behind.
-        return await run.services.threads.call(lambda: step.fn(*args, **kwargs), info)
+        return await run.services.threads.call(lambda: step.fn(*args, **kwargs), info, bounded=not scope.holds_thread)
     token = CURRENT.set(info)
     run.inflight[info.step] = scope
     try:
@@ -210,10 +210,12 @@ async def cancelled(run: LiveRun, scope: Scope, key: str) -> None:
         await hold.interrupt(run, scope, key)
 
 
-def _still_valid(run: LiveRun, step: Step[..., Any], key: str, digest: str, outcome: Outcome) -> bool:
+def _still_valid(run: LiveRun, scope: Scope, step: Step[..., Any], key: str, digest: str, outcome: Outcome) -> bool:
     """Whether a recorded outcome may be given to today's code. Raises Unwind when the run must be held instead."""
     if outcome.fingerprint == step.fingerprint and outcome.digest == digest:
         return True
+    if outcome.digest != digest and run.replayer is not None and run.replayer.in_retry(scope):
+        return False  # a retried flow took another way: this is not the call that was recorded
     if outcome.fingerprint != step.fingerprint:
         token, what = (
             Token.FINGERPRINT_MISMATCH,

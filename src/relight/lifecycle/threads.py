@@ -29,6 +29,25 @@ class DurableFuture(asyncio.Future[T]):
     """A future that ends through a durable wait or another branch of the run: a run blocked only on these may be parked."""
 
 
+class ThreadFuture(DurableFuture[T]):
+    """The end of code in a flow's thread, which cannot be stopped there. Cancelling it cancels the operation that the code
+    waits for, or the next one it asks for, so that it hears of it and can clean up; asked again, the code is left behind."""
+
+    def __init__(self, thread: FlowThread, current: Scope | StepInfo) -> None:
+        super().__init__(loop=thread.loop)
+        self._thread = thread
+        self._outer = len(thread.operations)  # what was under way when it began: not of this code
+        self._may_ask = isinstance(current, Scope)  # the body of a step asks for nothing
+
+    def cancel(self, msg: Any = None) -> bool:
+        if self._may_ask and not self.done():
+            self._may_ask = False
+            self._thread.interrupt(self._outer)
+            return True
+        self._thread.abandoned = not self._outer
+        return super().cancel(msg)
+
+
 class Threads:
     """A cache of daemon threads. Daemons, because a step that never returns must not keep the process from exiting."""
 
@@ -41,7 +60,7 @@ class Threads:
         self._backlog: deque[Callable[[], None]] = deque()
 
     def submit(self, job: Callable[[], None], *, bounded: bool = True) -> None:
-        """Run `job` in a thread. Over the limit it waits its turn; branches of a flow that already holds a thread are not
+        """Run `job` in a thread. Over the limit it waits its turn; what a flow waits for that already holds a thread is not
         bounded, or a full house of flows waiting for their own branches would never move."""
         if bounded:
             with self._lock:
@@ -86,12 +105,12 @@ class Threads:
                         return
                 job = jobs.get()  # handed over in the last moment
 
-    async def call(self, fn: Callable[[], T], current: StepInfo | None) -> T:
+    async def call(self, fn: Callable[[], T], current: StepInfo | None, *, bounded: bool = True) -> T:
         """Run a sync body in a thread; CURRENT is `current` there. Cancelling the caller abandons the thread."""
         future: asyncio.Future[T] = self.loop.create_future()
         context = contextvars.copy_context()
         context.run(CURRENT.set, current)
-        self.submit(lambda: _finish(self.loop, future, lambda: context.run(fn)))
+        self.submit(lambda: _finish(self.loop, future, lambda: context.run(fn)), bounded=bounded)
         return await future
 
 
@@ -127,8 +146,10 @@ class FlowThread:
         # It waits for an operation: the loop decides what happens next. Written on the loop only, so that whoever decides
         # there about parking never sees a thread that is about to move as a waiting one.
         self.blocked = False
-        self.operations: set[asyncio.Task[Any]] = set()
-        self._loop = threads.loop
+        self.abandoned = False  # nobody waits for it any more: whatever it asks for is cancelled
+        self._interrupted = False  # its next operation is
+        self.operations: list[asyncio.Task[Any]] = []  # those it waits for, the innermost last
+        self.loop = threads.loop
         self._threads = threads
         self._bounded = bounded
         self._answers: queue.SimpleQueue[tuple[Any, BaseException | None, Callable[[], None] | None]] = (
@@ -137,7 +158,7 @@ class FlowThread:
 
     def start(self, fn: Callable[[], T], current: Scope | StepInfo) -> DurableFuture[T]:
         """Run `fn` in a new thread, with CURRENT as given."""
-        future: DurableFuture[T] = DurableFuture(loop=self._loop)
+        future: DurableFuture[T] = ThreadFuture(self, current)
         context = contextvars.copy_context()
         context.run(CURRENT.set, current)
 
@@ -146,12 +167,12 @@ class FlowThread:
             return context.run(fn)
 
         def ended(_: asyncio.Future[T]) -> None:
-            self._running = False
+            self._running = self._interrupted = False
 
         self._running = True
         self.blocked = False
         future.add_done_callback(ended)
-        self._threads.submit(lambda: _finish(self._loop, future, body), bounded=self._bounded)
+        self._threads.submit(lambda: _finish(self.loop, future, body), bounded=self._bounded)
         return future
 
     def wait(self, operation: Coroutine[Any, Any, T]) -> T:
@@ -159,12 +180,15 @@ class FlowThread:
 
         def begin() -> None:
             self.blocked = True
-            task = start_task(self._loop, operation, None, "relight-operation")
-            self.operations.add(task)
+            task = start_task(self.loop, operation, None, "relight-operation")
+            self.operations.append(task)
             task.add_done_callback(self._ended)
+            if self._interrupted or self.abandoned:
+                self._interrupted = False
+                task.cancel()
 
         try:
-            self._loop.call_soon_threadsafe(begin)
+            self.loop.call_soon_threadsafe(begin)
         except RuntimeError as error:
             operation.close()
             raise OutsideRunError("the Relight this flow ran in has been closed") from error
@@ -177,8 +201,15 @@ class FlowThread:
                 raise failure
             return result  # type: ignore[no-any-return]
 
+    def interrupt(self, outer: int) -> None:
+        """Cancel what the code waits for, above the `outer` operations that wait for the code; or what it asks for next."""
+        if len(self.operations) > outer:
+            self.operations[-1].cancel()
+        else:
+            self._interrupted = True
+
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        self.operations.discard(task)
+        self.operations.remove(task)
         self.blocked = False
         if task.cancelled():
             self._answers.put((None, asyncio.CancelledError(), None))
@@ -191,7 +222,7 @@ class FlowThread:
         of its own (a foreach worker) has no thread waiting either: then one is started for this call."""
         if not self._running:
             return self.start(fn, current)
-        future: DurableFuture[T] = DurableFuture(loop=self._loop)
+        future: DurableFuture[T] = ThreadFuture(self, current)
 
         def body() -> T:
             token = CURRENT.set(current)
@@ -201,9 +232,10 @@ class FlowThread:
                 CURRENT.reset(token)
 
         def returned(_: asyncio.Future[T]) -> None:
+            self._interrupted = False
             self.blocked = True  # it waits for the operation again that sent it to work
 
         self.blocked = False
         future.add_done_callback(returned)
-        self._answers.put((None, None, lambda: _finish(self._loop, future, body)))
+        self._answers.put((None, None, lambda: _finish(self.loop, future, body)))
         return future

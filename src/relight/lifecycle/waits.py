@@ -74,6 +74,8 @@ async def _wait(run: LiveRun, scope: Scope, key: str, what: str, name: str, unti
     wait.arm()
     hand_over(run)
     if not wait.future.done():
+        if run.sole and run.status is not Status.WAITING:  # it waited before its process died, and waits again
+            run.change(Status.WAITING, owner=run.services.owner, wake_at=run.wake_at())
         hold.consider_parking(run)
     try:
         return await wait.future
@@ -175,10 +177,10 @@ async def receive(
 
 
 def take(run: LiveRun, what: str, name: str) -> Message | None:
-    """The oldest message of this kind and name that nobody has taken."""
+    """The oldest message of this kind and name that nobody has taken. A run's end is news for all who wait for it."""
     for position, message in enumerate(run.mailbox):
         if message.kind is _KIND[what] and message.name == name:
-            return run.mailbox.pop(position)
+            return message if message.kind is MessageKind.ENDED else run.mailbox.pop(position)
     return None
 
 

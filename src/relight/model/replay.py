@@ -148,7 +148,8 @@ def _run_cancelled(s: TreeState, n: int, e: j.RunCancelled) -> None:
 
 def _run_retrying(s: TreeState, n: int, e: j.RunRetrying) -> None:
     s.forget_failures(e.key)
-    s.open[e.key] = Open(n, "run", attempt=e.attempt + 1, until=e.until)
+    created = s.children.get(e.key, s.created)
+    s.open[e.key] = Open(n, "run", attempt=e.attempt + 1, until=e.until, at=created.at if created else 0.0)
 
 
 def _recovered(s: TreeState, n: int, e: j.RunRecovered) -> None:

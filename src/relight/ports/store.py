@@ -10,6 +10,7 @@ Every write of a run's owner is a `Commit` for one root run. A batch of them is 
         the root's epoch in the store == commit.epoch ?   no → Fenced, this commit writes nothing
         the journal's last sequence  == commit.after ?    no → the same entries already there? Committed (an answer was lost)
                                                                otherwise Fenced: the writer's view is not the journal's
+        the root is terminal ?                            yes → Fenced: nothing is ever added behind the end
         all parts of it are applied                            → Committed
 
 A fenced or refused commit never fails the others in its batch. If the transaction itself fails, `commit` raises
@@ -46,7 +47,7 @@ class Commit(msgspec.Struct, kw_only=True, gc=False):
     # Most commits have none of these, and there is one per step: hence tuples, which cost nothing to make.
     runs: Sequence[Run] = ()  # child runs of the tree, and spawned roots: inserted unless their id exists
     spawned: Sequence[tuple[str, bytes]] = ()  # first entry of each spawned root in `runs` that was really inserted
-    changes: Sequence[RunChange] = ()  # rows of this tree; a terminal row is never changed
+    changes: Sequence[RunChange] = ()  # rows of this tree. A child's may leave a terminal status: its parent was retried
     blobs: Mapping[str, bytes] = _NO_BLOBS
     items: Sequence[ItemResult] = ()
     messages: Sequence[Message] = ()  # to other runs; dropped when that run is terminal or unknown

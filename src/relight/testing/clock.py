@@ -38,9 +38,13 @@ class FakeTimer:
     def cancel(self) -> None:
         self.cancelled = True
 
+    def fire(self) -> None:
+        if not self.cancelled:
+            self.callback()
+
 
 class FakeClock:
-    """A `relight.clock.Clock` that stands still until it is advanced."""
+    """A `relight.clock.Clock` that stands still until it is advanced. What is due at once needs no advance."""
 
     def __init__(self, now: float = START) -> None:
         self._now = now
@@ -57,7 +61,10 @@ class FakeClock:
     def call_later(self, seconds: float, callback: Callable[[], None]) -> FakeTimer:
         delay = max(seconds, 0.0)
         timer = FakeTimer(self._now + delay, callback, _running_loop())
-        heapq.heappush(self._timers, (self._monotonic + delay, next(self._order), timer))
+        if delay == 0.0 and timer.loop is not None:
+            timer.loop.call_soon(timer.fire)
+        else:
+            heapq.heappush(self._timers, (self._monotonic + delay, next(self._order), timer))
         return timer
 
     @property
@@ -82,9 +89,9 @@ class FakeClock:
             if abs(timer.at - self._now) < ROUNDING_SECONDS:
                 self._now = timer.at  # or what it waited for would be a rounding error away
             if timer.loop is None or timer.loop is here:
-                timer.callback()
+                timer.fire()
             else:
-                timer.loop.call_soon_threadsafe(timer.callback)
+                timer.loop.call_soon_threadsafe(timer.fire)
         self._pass(target - self._monotonic)
 
     def set(self, now: float) -> None:

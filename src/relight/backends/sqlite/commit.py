@@ -28,7 +28,7 @@ from relight.ports.store import Commit, CommitResult, Committed, Exists, Fenced
 # Roots are forgotten when they end or are parked; this bounds what is left of runs that were dropped.
 MAX_KNOWN_ROOTS = 50_000
 
-_fences = msgspec.json.Decoder(list[tuple[str, int, int, int, int]])
+_fences = msgspec.json.Decoder(list[tuple[str, int, int, int, int, int]])
 
 
 class Root(msgspec.Struct, gc=False):
@@ -37,6 +37,7 @@ class Root(msgspec.Struct, gc=False):
     key: int
     epoch: int
     last: int
+    ended: bool = False  # it is terminal: nothing is ever added behind the end
 
 
 class Committer:
@@ -110,9 +111,9 @@ class _Batch:
         if not wanted:
             return
         found = read.value(self._connection, "fence", (json_array(wanted),))
-        for run_id, key, is_root, epoch, last in _fences.decode(found):
+        for run_id, key, is_root, ended, epoch, last in _fences.decode(found):
             if is_root:
-                roots[run_id] = Root(key, epoch, last)
+                roots[run_id] = Root(key, epoch, last, bool(ended))
             else:
                 self._children.add(run_id)
 
@@ -127,7 +128,7 @@ class _Batch:
             return None
         if root.last != commit.after:
             return self._repeated(commit, root)
-        return self._append(commit, root)
+        return None if root.ended else self._append(commit, root)
 
     def _append(self, commit: Commit, root: Root) -> Committed:
         root.last = self._writes.entries(root.key, commit.after, commit.entries)
@@ -158,6 +159,7 @@ class _Batch:
                 writes.change(change, commit.root_id)
                 if change.run_id == commit.root_id:
                     if change.status in TERMINAL:
+                        root.ended = True
                         writes.end(root.key)
                     if change.owner is None:
                         self.left.append(commit.root_id)

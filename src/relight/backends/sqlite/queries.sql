@@ -5,7 +5,7 @@
 -- name: fence
 -- What the fence of a commit compares, for many roots (and the existence of other runs) at once: one row holding a JSON
 -- array, because each row fetched costs two hand-overs of the interpreter lock.
-SELECT json_group_array(json_array(r.id, r.key, r.root_id IS NULL, r.epoch, max(
+SELECT json_group_array(json_array(r.id, r.key, r.root_id IS NULL, r.status IN ('completed', 'failed', 'cancelled'), r.epoch, max(
     coalesce((SELECT max(sequence) FROM journal WHERE run = r.key), 0),
     coalesce((SELECT sequence FROM checkpoints WHERE run = r.key), 0))))
 FROM json_each(?) AS wanted CROSS JOIN runs AS r ON r.id = wanted.value;
@@ -37,12 +37,13 @@ INSERT OR REPLACE INTO items (run_id, key, "index", digest, output, output_blob)
 SELECT * FROM (VALUES (?, ?, ?, ?, ?, ?)) AS v WHERE column1 IS NOT NULL;
 
 -- name: change_runs
--- New values for rows of one tree. A terminal row is never changed, and a row of another tree is none of the writer's.
+-- New values for rows of one tree. A terminal root is never changed (a child may be: its parent was retried), and a row of
+-- another tree is none of the writer's.
 UPDATE runs SET status = v.column3, owner = v.column4, wake_at = v.column5, hold = v.column6, reason = v.column7,
     output = v.column8, output_blob = v.column9, error = v.column10, updated_at = v.column11
 FROM (VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)) AS v
 WHERE runs.id = v.column1 AND coalesce(runs.root_id, runs.id) = v.column2
-    AND runs.status NOT IN ('completed', 'failed', 'cancelled');
+    AND (runs.root_id IS NOT NULL OR runs.status NOT IN ('completed', 'failed', 'cancelled'));
 
 -- name: put_messages
 -- Into inboxes of unfinished roots; a message already told under the same dedup is not told again.

@@ -74,9 +74,9 @@ class Writes:
         self._cancels.append({"root_id": root_id, "payload": msgspec.json.encode(reason), "at": self._now})
 
     def change(self, change: RunChange, root_id: str) -> None:
-        """The last change of a row counts; but nothing leaves a terminal status, also within a batch."""
+        """The last change of a row counts; but no root leaves a terminal status, also within a batch."""
         earlier = self._changes.get(change.run_id)
-        if earlier is None or earlier[0].status not in TERMINAL:
+        if earlier is None or change.run_id != root_id or earlier[0].status not in TERMINAL:
             self._changes[change.run_id] = (change, root_id)
 
     def end(self, key: int) -> None:

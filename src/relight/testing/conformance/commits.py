@@ -309,8 +309,25 @@ class CommitSuite(Suite):
         await ended(store, run, status=terminal)
         before = await store.get_run("run")
         for status in Status:
-            await commit_one(store, appending(run, 2, changes=[changing(run, status, owner="me")]))
+            commit = appending(run, 2, b"late", changes=[changing(run, status, owner="me")])
+            assert isinstance(await commit_one(store, commit), Fenced)
             assert await store.get_run("run") == before
+        assert await store.latest_sequence("run") == 2  # nothing is ever added behind the end
+
+    async def test_the_answer_to_an_end_that_was_lost_is_given_again(self, store: Store) -> None:
+        run = new_run()
+        await created(store, run)
+        end = appending(run, 1, b"end", changes=[changing(run, Status.COMPLETED)])
+        assert await store.commit([end]) == [Committed(2)]
+        assert await store.commit([end]) == [Committed(2)]
+
+    async def test_a_childs_row_may_leave_a_terminal_status(self, store: Store) -> None:
+        run = new_run()
+        child = child_of(run, "sub")
+        await created(store, run)
+        await commit_one(store, appending(run, 1, b"2", runs=[child], changes=[changing(child, Status.FAILED)]))
+        await commit_one(store, appending(run, 2, b"3", changes=[changing(child, Status.COMPLETED)]))
+        assert (await run_of(store, child.id)).status is Status.COMPLETED
 
     async def test_the_last_change_of_a_batch_counts_but_never_after_an_end(self, store: Store) -> None:
         a, b = new_run("a"), new_run("b")

@@ -1,0 +1,332 @@
+"""Checkpoints: a long journal is folded into one snapshot and a tail, and nobody can tell the difference."""
+
+import asyncio
+import logging
+import random as random_module
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relight import Relight, StoreError, flow, foreach, now, parallel, random, sleep, step, uuid, wait_for
+from relight.model.journal import Journal
+from relight.model.replay import restore
+from relight.model.run import Status
+from tests.flows.world import World, until
+
+
+class Counting:
+    """A flow of n steps that then waits; it knows how often each step ran."""
+
+    def __init__(self) -> None:
+        self.calls: dict[int, int] = {}
+
+        @step
+        async def count(n: int) -> int:
+            self.calls[n] = self.calls.get(n, 0) + 1
+            return n
+
+        @flow
+        async def counting(steps: int) -> int:
+            total = 0
+            for n in range(steps):
+                total += await count(n)
+            return total + await wait_for("go", int)
+
+        self.flow = counting
+
+
+async def checkpoint_of(world: World, run_id: str) -> int:
+    return await world.rl.services.store.get_checkpoint(run_id) or 0
+
+
+async def test_a_run_is_restored_from_one_checkpoint_and_a_tail(world: World):
+    counting = Counting()
+    rl = await world.open(checkpoint_every=10)
+    run = await rl.start(counting.flow, 100)
+    await world.until_status("waiting", run)
+    await until(lambda: checkpoint_of(world, run.id))
+    last = await rl.services.store.latest_sequence(run.id)
+    assert last >= 101
+    rl = await world.crash_and_reopen()
+    journal = await world.journal(run.id)
+    assert journal.checkpoint is not None
+    assert journal.checkpoint.sequence + len(journal.entries) >= last
+    assert [entry.sequence for entry in journal.entries][:1] == [journal.checkpoint.sequence + 1][: len(journal.entries)]
+    assert len(journal.entries) < 60
+    run = await rl.get(run.id)
+    await run.signal("go", 1)
+    assert await run.result(timeout="10s") == 4951
+    assert set(counting.calls.values()) == {1}
+    assert len(counting.calls) == 100
+
+
+async def test_compacted_entries_are_gone(world: World):
+    counting = Counting()
+    rl = await world.open(checkpoint_every=10)
+    run = await rl.start(counting.flow, 100)
+    await world.until_status("waiting", run)
+    await until(lambda: checkpoint_of(world, run.id))
+    await until(lambda: not world.rl.services.background._tasks)  # no checkpoint is under way
+    last = await rl.services.store.latest_sequence(run.id)
+    assert world.rows_in("journal") == last - await checkpoint_of(world, run.id) < 60
+
+
+async def test_a_short_journal_is_left_alone(world: World):
+    counting = Counting()
+    rl = await world.open(checkpoint_every=1000)
+    run = await rl.start(counting.flow, 50)
+    await world.until_status("waiting", run)
+    assert await checkpoint_of(world, run.id) == 0
+    assert world.rows_in("journal") >= 51
+
+
+@step
+async def add(a: int, b: int) -> int:
+    return a + b
+
+
+@step
+async def refuse(a: int) -> int:
+    raise ValueError(f"no {a}")
+
+
+@flow
+async def tree(depth: int) -> int:
+    total = await add(depth, 1)
+    if depth:
+        total += await tree(depth - 1)
+    return total
+
+
+@flow
+async def everything() -> list[Any]:
+    """Whatever leaves something in a journal."""
+    seen: list[Any] = [await add(1, n) for n in range(5)]
+    seen += await asyncio.gather(*(add(2, n) for n in range(5)))
+    seen += await foreach([1, 2, 3], lambda n: add(n, n))
+    seen += await foreach([1, 2, 3], lambda n: add(n, 1), concurrency=3)
+    try:
+        await refuse(1)
+    except ValueError as error:
+        seen.append(str(error))
+    seen += [str(now()), random(), isinstance(uuid(), object)]
+    seen.append(await tree(2))
+    await sleep(0)
+    seen.append(await wait_for("first", int))
+    seen += [await add(3, n) for n in range(5)]
+    seen.append(await wait_for("second", int))
+    return seen
+
+
+@pytest.fixture
+def flows(registry: Any) -> None:
+    registry.add(tree)
+    registry.add(everything)
+
+
+@pytest.mark.usefixtures("flows")
+@pytest.mark.parametrize("every", [1, 2, 7])
+async def test_a_compacted_run_is_the_same_as_one_that_is_not(world: World, every: int):
+    results, states = [], []
+    for run_id, size in (("compacted", every), ("whole", 10**6)):
+        rl = await world.open(checkpoint_every=size)
+        run = await rl.start(everything, id=run_id)
+        await world.until_status("waiting", run)
+        await run.signal("first", 10)
+        await until(lambda run_id=run_id: _has(world, run_id, "add:14"))
+        rl = await world.crash_and_reopen()
+        run = await rl.get(run_id)
+        await run.signal("second", 20)
+        results.append(await run.result(timeout="10s"))
+        await until(lambda: not world.rl.services.background._tasks)
+        assert bool(await checkpoint_of(world, run_id)) == (run_id == "compacted")
+        state = await world.state(run_id)
+        states.append({key: _comparable(outcome) for key, outcome in state.outcomes.items()})
+        await world.close()
+    assert results[0] == results[1]
+    assert states[0] == states[1]
+    assert list(states[0]) == list(states[1])
+
+
+async def _has(world: World, run_id: str, key: str) -> bool:
+    return any(recorded.startswith("add:9") or recorded == key for recorded in await world.recorded(run_id))
+
+
+def _comparable(outcome: Any) -> Any:
+    """An outcome without what two runs of one flow differ in: uuids, sequence numbers."""
+    return outcome.ending, bytes(outcome.output) if len(outcome.output) < 30 else "", outcome.fingerprint, outcome.digest
+
+
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_checkpoints_while_branches_run(world: World, kind: str):
+    calls: dict[str, int] = {}
+    delays = random_module.Random(7)
+
+    @step
+    async def work(branch: int, n: int) -> str:
+        await asyncio.sleep(delays.random() / 2000)
+        key = f"{branch}.{n}"
+        calls[key] = calls.get(key, 0) + 1
+        return key
+
+    @step
+    async def hold(branch: int) -> None:
+        await gate.wait()
+
+    async def branch_async(branch: int) -> list[str]:
+        done = [await work(branch, n) for n in range(20)]
+        await hold(branch)
+        return done + [await work(branch, n) for n in range(20, 30)]
+
+    def branch_sync(branch: int) -> list[Any]:
+        done = [work(branch, n) for n in range(20)]
+        hold(branch)
+        return done + [work(branch, n) for n in range(20, 30)]
+
+    if kind == "async":
+
+        @flow(name="branching")
+        async def branching_async() -> list[list[str]]:
+            return list(await asyncio.gather(*(branch_async(n) for n in range(5))))
+    else:
+
+        @flow(name="branching")
+        def branching_sync() -> list[list[str]]:
+            return parallel(*(lambda n=n: branch_sync(n) for n in range(5)))
+
+    gate = asyncio.Event()
+    rl = await world.open(checkpoint_every=3)
+    run = await rl.start("branching")
+    await until(lambda: len(calls) == 100)
+    await until(lambda: checkpoint_of(world, run.id))
+    await until(lambda: _recorded(world, run.id, 100))
+    await world.crash()
+    gate.set()
+    rl = await world.open(checkpoint_every=3)
+    result = await (await rl.get(run.id)).result(timeout="20s")
+    assert result == [[f"{branch}.{n}" for n in range(30)] for branch in range(5)]
+    assert set(calls.values()) == {1}
+
+
+async def _recorded(world: World, run_id: str, count: int) -> bool:
+    return len([key for key in await world.recorded(run_id) if "/work" in key]) >= count
+
+
+async def test_a_checkpoint_keeps_what_is_open(world: World):
+    """A sleep under way is no outcome, and its end survives all the same."""
+
+    @step
+    async def quick(n: int) -> int:
+        return n
+
+    @flow
+    async def open_things() -> list[Any]:
+        async def many() -> int:
+            return sum([await quick(n) for n in range(50)])
+
+        async def slow() -> str:
+            await sleep("1h")
+            return "slept"
+
+        return list(await asyncio.gather(slow(), many(), wait_for("go")))
+
+    rl = await world.open(checkpoint_every=5)
+    run = await rl.start(open_things)
+    await run.signal("go", "signalled")
+    await until(lambda: checkpoint_of(world, run.id))
+    begun = world.clock.now()
+    await until(lambda: world._parked(run))
+    rl = await world.crash_and_reopen()
+    run = await rl.get(run.id)
+    assert (await world.row(run.id)).wake_at == begun + 3600
+    world.clock.advance("1h")
+    assert await run.result(timeout="10s") == ["slept", 1225, "signalled"]
+
+
+async def test_a_checkpoint_that_fails_is_harmless(world: World, caplog: pytest.LogCaptureFixture):
+    counting = Counting()
+    rl = await world.open(checkpoint_every=10)
+    store = rl.services.store.inner  # type: ignore[attr-defined]
+    real, failures = store.checkpoint, 0
+
+    async def failing(*args: Any) -> bool:
+        nonlocal failures
+        failures += 1
+        if failures < 3:
+            raise StoreError("the disk is full")
+        return await real(*args)  # type: ignore[no-any-return]
+
+    store.checkpoint = failing
+    try:
+        with caplog.at_level(logging.WARNING, "relight"):
+            run = await rl.start(counting.flow, 200)
+            await world.until_status("waiting", run)
+            await until(lambda: checkpoint_of(world, run.id))
+    finally:
+        store.checkpoint = real
+    assert caplog.text.count(f"[CHECKPOINT_FAILED] run {run.id}: the disk is full") == 2
+    await run.signal("go", 0)
+    assert await run.result(timeout="10s") == 19900
+    assert failures >= 3
+
+
+async def test_a_crash_while_a_checkpoint_is_written_loses_nothing(world: World):
+    counting = Counting()
+    rl = await world.open(checkpoint_every=10)
+    store = rl.services.store.inner  # type: ignore[attr-defined]
+    real, begun = store.checkpoint, asyncio.Event()
+
+    async def hanging(*args: Any) -> bool:
+        begun.set()
+        await asyncio.Event().wait()
+        return True
+
+    store.checkpoint = hanging
+    try:
+        run = await rl.start(counting.flow, 50)
+        await asyncio.wait_for(begun.wait(), 10)
+        await world.until_status("waiting", run)
+        await world.crash()
+    finally:
+        store.checkpoint = real
+    rl = await world.open()
+    run = await rl.get(run.id)
+    await run.signal("go", 0)
+    assert await run.result(timeout="10s") == 1225
+    assert set(counting.calls.values()) == {1}
+
+
+async def long_run(path: Path, steps: int) -> None:
+    """A run of that many steps, its process gone, and restored from one checkpoint and a short tail."""
+    counting = Counting()
+    async with Relight(path) as rl:
+        run = await rl.start(counting.flow, steps, id="long")
+        while await run.status() is not Status.WAITING:
+            await asyncio.sleep(0.01)
+        await until(lambda: not rl.services.background._tasks)
+        (journal,) = await rl.services.store.read(["long"])
+    assert isinstance(journal, Journal)
+    assert journal.checkpoint is not None
+    assert journal.checkpoint.sequence > steps * 0.7
+    assert len(journal.entries) < max(1100, steps * 0.3)  # checkpoint.every, or a quarter of what it holds
+    assert len(restore(journal).outcomes) >= steps
+    async with Relight(path) as rl:
+        run = await rl.get("long")
+        begun = time.monotonic()
+        await run.signal("go", 0)
+        assert await run.result(timeout="1m") == steps * (steps - 1) // 2
+        assert time.monotonic() - begun < 30
+    assert len(counting.calls) == steps
+    assert set(counting.calls.values()) == {1}
+
+
+async def test_a_run_of_10_000_steps_is_restored_from_one_checkpoint_and_a_tail(tmp_path: Path):
+    await long_run(tmp_path / "relight.db", 10_000)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+async def test_a_run_of_100_000_steps_is_restored_from_one_checkpoint_and_a_tail(tmp_path: Path):
+    await long_run(tmp_path / "relight.db", 100_000)

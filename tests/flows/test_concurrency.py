@@ -1,0 +1,1 @@
+"""Branches of a flow: whatever order they run in, each gets its own results, live and replayed."""

@@ -1,0 +1,1 @@
+"""foreach: per-item progress, kept while the items still match."""

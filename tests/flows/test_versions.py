@@ -1,0 +1,1 @@
+"""Code that changed under a run: fingerprints, other steps than recorded, flows that are gone."""
