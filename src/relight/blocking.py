@@ -84,6 +84,9 @@ class BlockingRelight:
         self._loop.close()
 
     def call(self, operation: Coroutine[Any, Any, T]) -> T:
+        if self._loop.is_closed():
+            operation.close()
+            raise RelightError("this Relight is closed: use it inside `with Relight(...)`")
         if threading.get_ident() == self._thread.ident:
             operation.close()
             raise RelightError(

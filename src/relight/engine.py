@@ -72,8 +72,9 @@ class Relight:
     def __enter__(self) -> BlockingRelight:
         if self._blocking is not None:
             raise RelightError("this Relight is open already")
-        self._blocking = BlockingRelight(self)
-        return self._blocking.open()
+        blocking = BlockingRelight(self).open()
+        self._blocking = blocking
+        return blocking
 
     def __exit__(self, *_: object) -> None:
         blocking, self._blocking = self._blocking, None

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import typer
@@ -36,9 +37,7 @@ def test_json_is_the_verdict_and_nothing_else(tmp_path):
     # A setting that would spoil it is not passed on to the demo's processes.
     done = relight("demo", "--json", cwd=tmp_path, RELIGHT_RECOVERY_ENABLED="false")
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(
-        r'\{"steps":20, "restored":\d+, "repeated":[01], "duplicated":0, "lost":0\}\n', done.stdout
-    )
+    assert re.fullmatch(r'\{"steps":20, "restored":\d+, "repeated":[01], "duplicated":0, "lost":0\}\n', done.stdout)
     verdict = json.loads(done.stdout)
     # Killed in the middle: what came before was restored, and only a step in flight was repeated.
     assert 10 <= verdict["restored"] <= 19
@@ -82,7 +81,7 @@ def test_on_a_terminal_it_is_live(tmp_path):
             seen += part
     os.close(main)
     assert child.wait(timeout=60) == 0, seen.decode()
-    assert seen.count("process 1".encode()) > 3
+    assert seen.count(b"process 1") > 3
     assert "✓" in seen.decode()
 
 
@@ -145,9 +144,7 @@ def test_a_result_that_nobody_computed_is_lost():
 
 
 def test_a_kill_before_which_nothing_was_finished_proves_nothing():
-    everything_again = ledger(
-        (1, "effect", 1), (2, "effect", 1), (2, "result", 1), (2, "effect", 2), (2, "result", 2)
-    )
+    everything_again = ledger((1, "effect", 1), (2, "effect", 1), (2, "result", 1), (2, "effect", 2), (2, "result", 2))
     verdict = command.judge(everything_again, 2)
     assert (verdict.lost, verdict.duplicated, verdict.restored) == (0, 0, 0)
     assert not verdict.good
@@ -169,6 +166,6 @@ def test_half_a_line_is_not_read(tmp_path):
     kept = Ledger(str(tmp_path / "ledger"))
     assert kept.read() == []
     kept.append(Line(1, "effect", 1))
-    with open(kept.path, "ab") as file:
+    with Path(kept.path).open("ab") as file:
         file.write(b'{"process":1,"eve')
     assert kept.read() == [Line(1, "effect", 1)]

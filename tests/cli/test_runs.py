@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from relight import Relight, Retry, flow, sleep, step, wait_for
+from relight import Relight, Retry, flow, step, wait_for
 from relight.backends.sqlite.store import SqliteStore
 from relight.clock import SYSTEM_CLOCK
 

@@ -89,6 +89,16 @@ async def three_steps(who: int) -> list[str]:
     return [await work(f"{who}.{number}") for number in range(3)]
 
 
+async def poison(rl: Relight, life: Life) -> Any:
+    """How it ended; and if it was held, how it ended after it was freed."""
+    handle = await life.start(rl, ten_steps)
+    ended = await life.end(handle)
+    if ended["status"] != "held":
+        return [None, ended]
+    await patiently(handle.resume)
+    return [ended, await life.end(handle)]
+
+
 # ---- branches
 
 

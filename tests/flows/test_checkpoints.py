@@ -4,27 +4,33 @@ import asyncio
 import logging
 import random as random_module
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.flows.world import World, until
 
-from relight import Relight, StoreError, flow, foreach, now, parallel, random, sleep, step, uuid, wait_for
+from relight import Handle, Relight, StoreError, flow, foreach, now, parallel, random, sleep, step, uuid, wait_for
 from relight.model.journal import Journal
 from relight.model.replay import restore
 from relight.model.run import Status
-from tests.flows.world import World, until
 
 
 class Counting:
-    """A flow of n steps that then waits; it knows how often each step ran."""
+    """A flow of n steps that then waits; it knows how often each step ran.
 
-    def __init__(self) -> None:
+    With a world, its steps let checkpoints keep up, so that the length of the tail is no matter of luck.
+    """
+
+    def __init__(self, world: World | None = None) -> None:
         self.calls: dict[int, int] = {}
 
         @step
         async def count(n: int) -> int:
             self.calls[n] = self.calls.get(n, 0) + 1
+            if world is not None:
+                await until(lambda: not world.rl.services.background._tasks)
             return n
 
         @flow
@@ -32,17 +38,18 @@ class Counting:
             total = 0
             for n in range(steps):
                 total += await count(n)
-            return total + await wait_for("go", int)
+            return total + await wait_for("go", int)  # type: ignore[no-any-return]
 
         self.flow = counting
 
 
 async def checkpoint_of(world: World, run_id: str) -> int:
-    return await world.rl.services.store.get_checkpoint(run_id) or 0
+    found: int | None = await world.rl.services.store.get_checkpoint(run_id)
+    return found or 0
 
 
 async def test_a_run_is_restored_from_one_checkpoint_and_a_tail(world: World):
-    counting = Counting()
+    counting = Counting(world)
     rl = await world.open(checkpoint_every=10)
     run = await rl.start(counting.flow, 100)
     await world.until_status("waiting", run)
@@ -53,8 +60,9 @@ async def test_a_run_is_restored_from_one_checkpoint_and_a_tail(world: World):
     journal = await world.journal(run.id)
     assert journal.checkpoint is not None
     assert journal.checkpoint.sequence + len(journal.entries) >= last
-    assert [entry.sequence for entry in journal.entries][:1] == [journal.checkpoint.sequence + 1][: len(journal.entries)]
-    assert len(journal.entries) < 60
+    tail = [entry.sequence for entry in journal.entries]
+    assert tail == [journal.checkpoint.sequence + 1 + n for n in range(len(tail))]
+    assert len(journal.entries) < 40
     run = await rl.get(run.id)
     await run.signal("go", 1)
     assert await run.result(timeout="10s") == 4951
@@ -63,14 +71,14 @@ async def test_a_run_is_restored_from_one_checkpoint_and_a_tail(world: World):
 
 
 async def test_compacted_entries_are_gone(world: World):
-    counting = Counting()
+    counting = Counting(world)
     rl = await world.open(checkpoint_every=10)
     run = await rl.start(counting.flow, 100)
     await world.until_status("waiting", run)
     await until(lambda: checkpoint_of(world, run.id))
     await until(lambda: not world.rl.services.background._tasks)  # no checkpoint is under way
     last = await rl.services.store.latest_sequence(run.id)
-    assert world.rows_in("journal") == last - await checkpoint_of(world, run.id) < 60
+    assert world.rows_in("journal") == last - await checkpoint_of(world, run.id) < 40
 
 
 async def test_a_short_journal_is_left_alone(world: World):
@@ -135,7 +143,7 @@ async def test_a_compacted_run_is_the_same_as_one_that_is_not(world: World, ever
         run = await rl.start(everything, id=run_id)
         await world.until_status("waiting", run)
         await run.signal("first", 10)
-        await until(lambda run_id=run_id: _has(world, run_id, "add:14"))
+        await until(partial(_has, world, run_id, "add:9"))
         rl = await world.crash_and_reopen()
         run = await rl.get(run_id)
         await run.signal("second", 20)
@@ -151,12 +159,17 @@ async def test_a_compacted_run_is_the_same_as_one_that_is_not(world: World, ever
 
 
 async def _has(world: World, run_id: str, key: str) -> bool:
-    return any(recorded.startswith("add:9") or recorded == key for recorded in await world.recorded(run_id))
+    return key in await world.recorded(run_id)
 
 
 def _comparable(outcome: Any) -> Any:
     """An outcome without what two runs of one flow differ in: uuids, sequence numbers."""
-    return outcome.ending, bytes(outcome.output) if len(outcome.output) < 30 else "", outcome.fingerprint, outcome.digest
+    return (
+        outcome.ending,
+        bytes(outcome.output) if len(outcome.output) < 30 else "",
+        outcome.fingerprint,
+        outcome.digest,
+    )
 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
@@ -182,7 +195,8 @@ async def test_checkpoints_while_branches_run(world: World, kind: str):
 
     def branch_sync(branch: int) -> list[Any]:
         done = [work(branch, n) for n in range(20)]
-        hold(branch)
+        wait_at: Any = hold
+        wait_at(branch)
         return done + [work(branch, n) for n in range(20, 30)]
 
     if kind == "async":
@@ -298,13 +312,16 @@ async def test_a_crash_while_a_checkpoint_is_written_loses_nothing(world: World)
     assert set(counting.calls.values()) == {1}
 
 
+async def has_status(run: Handle, status: Status) -> bool:
+    return await run.status() is status
+
+
 async def long_run(path: Path, steps: int) -> None:
     """A run of that many steps, its process gone, and restored from one checkpoint and a short tail."""
     counting = Counting()
     async with Relight(path) as rl:
         run = await rl.start(counting.flow, steps, id="long")
-        while await run.status() is not Status.WAITING:
-            await asyncio.sleep(0.01)
+        await until(lambda: has_status(run, Status.WAITING), 300)
         await until(lambda: not rl.services.background._tasks)
         (journal,) = await rl.services.store.read(["long"])
     assert isinstance(journal, Journal)

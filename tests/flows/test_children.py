@@ -145,7 +145,7 @@ async def test_sync_and_async_children_in_each_others_parents(world: World, cras
     @flow
     async def async_middle() -> str:
         found = str(await mark("async middle"))
-        return found + "+" + await sync_leaf()  # type: ignore[misc,no-any-return]
+        return found + "+" + await sync_leaf()  # type: ignore[no-any-return]
 
     @flow
     def sync_top() -> str:
@@ -451,8 +451,8 @@ async def timed(world: World, run_id: str) -> Any:
     return await finish(world, run_id)
 
 
-async def passed(world: World, run_id: str) -> bool:
-    world.clock.advance(0)  # what is due now
+async def passed(world: World, run_id: str, seconds: float = 0) -> bool:
+    world.clock.advance(seconds)  # 0: what is due now
     return await ended(world, run_id)
 
 
@@ -500,7 +500,7 @@ async def test_a_childs_timeout_is_caught_by_its_parent(world: World, how: str, 
         await world.park(run)
     elif how == "crash":
         rl = await world.crash_and_reopen()
-        await until(lambda: "t" in world.rl.orchestrator.live)
+        await world.until_status("waiting", await rl.get("t"))
     elif how == "due while nobody ran":
         await world.crash()
         world.clock.advance("2h")
@@ -765,7 +765,9 @@ async def test_spawning_under_the_id_of_a_run_that_somebody_else_started_and_is_
     for run in runs:
         await (world.park(run) if parked else world.until_status("waiting", run))
     await shared.signal("go", "shipped")
+    await shared.result(timeout="5s")
     for run in runs:
+        await until(lambda run=run: passed(world, run.id, 1))  # type: ignore[misc]
         assert await run.result(timeout="5s") == "shipped"
 
 

@@ -1,6 +1,7 @@
 """Runs seen from outside: start, list, cancel, pause, resume, signal, fork; several engines; the blocking façade."""
 
 import asyncio
+import contextlib
 import datetime as dt
 import threading
 import time
@@ -185,7 +186,7 @@ async def test_describe_and_the_timeout_of_result(world: World):
         await run.result(timeout="3 bananas")
     await run.signal("go", "done")
     assert await run.result() == "done"
-    assert await run.result(timeout=0.001) == "done"
+    assert await run.result(timeout="5s") == "done"
 
 
 # ---- cancel
@@ -249,7 +250,7 @@ async def test_cancel_of_a_step_in_flight_and_of_retries_that_never_end(world: W
     async def both(which: str) -> None:
         try:
             await (failing() if which == "failing" else hanging())
-        except Exception:
+        except Exception:  # noqa: BLE001 - it must not catch the cancellation
             ended.append("caught")
 
     rl = await world.open()
@@ -296,7 +297,7 @@ async def test_cancel_reaches_children_and_spawned_runs(world: World):
 
     rl = await world.open()
     run = await rl.start(top, id="t")
-    await until(lambda: statuses(rl, "waiting", ["t", "spawned", "grandchild"]) if False else three_wait(rl))
+    await until(lambda: three_wait(rl))
     await run.cancel("all of it")
     for run_id in ("t", "spawned", "grandchild"):
         await cancelled(world, run_id, "all of it")
@@ -350,9 +351,9 @@ async def test_clean_up_is_durable_across_a_crash_in_it(world: World, kind: str)
     await run.cancel("stop")
     await until(lambda: "second" in calls)
     crashing = asyncio.create_task(world.crash_and_reopen())
-    await until(lambda: not world._engines)
+    await until(lambda: rl not in world._engines)
     gate.set()
-    rl = await crashing
+    await crashing
     await cancelled(world, "r", "stop")
     assert calls == ["work", "first", "second", "second", "third"]
 
@@ -384,7 +385,7 @@ async def test_clean_up_that_takes_too_long_is_cut_off(world: World, kind: str):
     await world.until_status("waiting", run)
     await run.cancel()
     await until(lambda: entered)
-    assert await run.status() == "running"
+    await world.until_status("running", run)
     world.clock.advance("1m")
     await cancelled(world, "r")
     gate.set()
@@ -482,10 +483,8 @@ async def test_a_child_is_told_nothing_but_through_its_root(world: World):
 async def test_a_flow_that_swallows_its_cancellation_is_cancelled_all_the_same(world: World):
     @flow
     async def deaf() -> str:
-        try:
+        with contextlib.suppress(BaseException):  # what nobody should write
             await wait_for("never")
-        except BaseException:
-            pass
         return "went on"
 
     rl = await world.open()
@@ -829,7 +828,7 @@ async def test_whoever_waits_for_a_result_hears_that_the_engine_closes(world: Wo
     waiter = asyncio.create_task(run.result())
     await world.until_status("waiting", run)
     await world.close()
-    with pytest.raises(RelightError, match="this Relight is not open"):
+    with pytest.raises(RelightError, match="is waiting, and this Relight is closed"):
         await asyncio.wait_for(waiter, 5)
 
 
@@ -875,14 +874,14 @@ def test_the_blocking_facade(tmp_path: Path):
         other.cancel("why not")
         with pytest.raises(RunCancelledError, match="why not"):
             other.result(timeout="5s")
-        assert rl.fork("d", from_step="$foreach" if False else None, new_id="f").result(timeout="5s") == [2, 4]
+        assert rl.fork("d", new_id="f").result(timeout="5s") == [2, 4]
         page = rl.list(flow="doubling", limit=1)
         assert len(page.runs) == 1
         assert len(rl.list(flow="doubling", cursor=page.next_cursor).runs) == 1
         with pytest.raises(RunNotFoundError):
             rl.get("nobody")
         engine = rl.relight
-    with pytest.raises(RelightError, match="not open|closed"):
+    with pytest.raises(RelightError, match="this Relight is closed"):
         rl.run(doubling, [1])
     with engine as again:  # it may be opened again
         assert again.run(doubling, [1, 2], id="d") == [2, 4]

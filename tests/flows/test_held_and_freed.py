@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
+from typing import Any
 
 import pytest
+from tests.flows.world import until
 
-from relight import NonDeterminismError, Relight, UnknownFlowError, VersionMismatchError, flow, now, random, step, wait_for
+from relight import (
+    Handle,
+    NonDeterminismError,
+    Relight,
+    UnknownFlowError,
+    VersionMismatchError,
+    flow,
+    now,
+    random,
+    step,
+    wait_for,
+)
 from relight.backends.memory import MemoryStore
 from relight.clock import SYSTEM_CLOCK
 from relight.model.run import Hold, Status
@@ -18,9 +30,11 @@ def store():
     return MemoryStore(clock=SYSTEM_CLOCK)
 
 
-async def has_status(run, status):
-    while await run.status() != status:
-        await asyncio.sleep(0.001)
+async def has_status(run: Handle, status: Status) -> None:
+    async def reached() -> bool:
+        return await run.status() == status
+
+    await until(reached)
 
 
 async def test_another_kind_of_value_than_recorded_holds_the_run(store, registry, caplog):
@@ -74,12 +88,12 @@ async def test_the_result_of_a_held_run_can_be_awaited_as_soon_as_it_is_resumed(
 async def changing() -> int:
     return {number}
 """
-        names = {"step": step}
+        names: dict[str, Any] = {"step": step}
         exec(source, names)
 
         @flow
         async def held() -> int:
-            found = await names["changing"]()
+            found: int = await names["changing"]()
             await wait_for("go")
             return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.flows.world import until
 
 from relight import Relight, RunCancelledError, flow, sleep, step
 
@@ -48,6 +49,8 @@ async def test_pause_takes_effect_at_once(turns):
         for _ in range(turns):
             await asyncio.sleep(0)
         await run.pause()
-        async with asyncio.timeout(10):
-            while await run.status() != "paused":
-                await asyncio.sleep(0.001)
+
+        async def paused() -> bool:
+            return await run.status() == "paused"
+
+        await until(paused)

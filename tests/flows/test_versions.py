@@ -1,1 +1,495 @@
-"""Code that changed under a run: fingerprints, other steps than recorded, flows that are gone."""
+"""Code that changed under unfinished runs: fingerprints, other steps than recorded, missing flows, poison, resumable."""
+
+import asyncio
+import itertools
+import linecache
+import logging
+from typing import Any
+
+import pytest
+from tests.flows.world import World, until
+
+from relight import (
+    NonDeterminismError,
+    RunFailedError,
+    RunStateError,
+    UnknownFlowError,
+    VersionMismatchError,
+    flow,
+    step,
+    wait_for,
+)
+from relight.flow.registry import Registry
+from relight.model import journal as j
+
+CALLS: list[str] = []
+VERSIONS = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def calls() -> list[str]:
+    CALLS.clear()
+    return CALLS
+
+
+def define(registry: Registry, source: str) -> Any:
+    """Another version of a program: its names, after it replaced the flows of the one before."""
+    for name in registry.names():
+        registry.remove(name)
+    names: dict[str, Any] = {"step": step, "flow": flow, "wait_for": wait_for, "called": CALLS.append}
+    place = f"program-{next(VERSIONS)}.py"
+    linecache.cache[place] = (len(source), None, source.splitlines(keepends=True), place)  # where fingerprints find it
+    exec(compile(source, place, "exec"), names)
+    return names["main"]
+
+
+def program(body: str = "return 'old'", call: str = "work(1)", options: str = "") -> str:
+    return f"""
+@step{options}
+async def work(n: int) -> str:
+    called("work")
+    {body}
+
+@flow
+async def main() -> str:
+    found = await {call}
+    await wait_for("go")
+    return found
+"""
+
+
+async def waiting(world: World, main: Any, run_id: str = "r") -> None:
+    run = await world.rl.start(main, id=run_id)
+    await world.until_status("waiting", run)
+
+
+async def go(world: World, run_id: str = "r") -> Any:
+    run = await world.rl.get(run_id)
+    await run.signal("go", id="go")
+    return await run.result(timeout="5s")
+
+
+# ---- fingerprints
+
+
+async def test_warn_reuses_the_result_and_says_so(world: World, registry: Registry, caplog: pytest.LogCaptureFixture):
+    await world.open()
+    await waiting(world, define(registry, program()))
+    define(registry, program("return 'new'"))
+    await world.crash_and_reopen()
+    assert await go(world) == "old"
+    assert CALLS == ["work"]
+    assert "[FINGERPRINT_MISMATCH] run r: step 'work': code or options changed" in caplog.text
+
+
+async def test_rerun_runs_it_again_and_keeps_the_new_result(world: World, registry: Registry):
+    await world.open(recovery={"version_mismatch": "rerun"})
+    await waiting(world, define(registry, program()))
+    define(registry, program("return 'new'"))
+    await world.crash_and_reopen()
+    await until(lambda: CALLS == ["work", "work"])
+    await until(lambda: twice(world))
+    await world.crash_and_reopen()
+    assert await go(world) == "new"
+    assert CALLS == ["work", "work"]
+
+
+async def twice(world: World) -> bool:
+    return sum(isinstance(event, j.StepCompleted) for event in await world.events("r")) == 2
+
+
+@pytest.mark.parametrize("freed", ["code restored", "policy changed"])
+async def test_fail_holds_the_run_until_somebody_decides(world: World, registry: Registry, freed: str):
+    await world.open(recovery={"version_mismatch": "fail"})
+    await waiting(world, define(registry, program()))
+    define(registry, program("return 'new'"))
+    rl = await world.crash_and_reopen()
+    run = await rl.get("r")
+    row = await world.until_status("paused", run)
+    assert (row.hold, row.owner) == ("version", None)
+    assert "step 'work'" in row.reason
+    assert "resume" in row.reason
+    with pytest.raises(VersionMismatchError, match=r"run 'r' is held: step 'work': code or options changed"):
+        await run.result(timeout="5s")
+    await run.resume()  # too early: it is held again
+    await until(lambda: inbox_empty(world))
+    await world.until_status("paused", run)
+    if freed == "code restored":
+        define(registry, program())
+    else:
+        rl = await world.close_and_reopen(recovery={"version_mismatch": "warn"})
+        run = await rl.get("r")
+    await run.resume()
+    assert await go(world) == "old"
+    assert CALLS == ["work"]
+
+
+async def inbox_empty(world: World) -> bool:
+    return not await world.rl.services.store.inbox(["r"])
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        program("return ('old')"),
+        program("return 'old'  # a comment"),
+        program("\n\n    return 'old'"),
+    ],
+)
+async def test_formatting_and_comments_do_not_matter(world: World, registry: Registry, same: str):
+    await world.open(recovery={"version_mismatch": "fail"})
+    await waiting(world, define(registry, program()))
+    define(registry, same)
+    await world.crash_and_reopen()
+    assert await go(world) == "old"
+    assert CALLS == ["work"]
+
+
+@pytest.mark.parametrize("policy", ["warn", "rerun", "fail"])
+async def test_changed_arguments_follow_the_same_policy(
+    world: World, registry: Registry, policy: str, caplog: pytest.LogCaptureFixture
+):
+    await world.open(recovery={"version_mismatch": policy})
+    await waiting(world, define(registry, program()))
+    define(registry, program(call="work(2)"))
+    await world.crash_and_reopen()
+    if policy == "fail":
+        await world.until_status("paused", await world.rl.get("r"))
+        with pytest.raises(VersionMismatchError, match="arguments changed"):
+            await go(world)
+        await (await world.rl.get("r")).cancel()
+    else:
+        assert await go(world) == "old"
+    assert len(CALLS) == (2 if policy == "rerun" else 1)
+    assert "[INPUT_MISMATCH] run r: step 'work': arguments changed" in caplog.text
+
+
+async def test_changed_options_count_as_changed_code(world: World, registry: Registry):
+    await world.open(recovery={"version_mismatch": "rerun"})
+    await waiting(world, define(registry, program()))
+    define(registry, program(options="(timeout='1h')"))
+    await world.crash_and_reopen()
+    assert await go(world) == "old"
+    assert CALLS == ["work", "work"]
+
+
+async def test_input_that_todays_signature_does_not_take_holds_the_run(world: World, registry: Registry):
+    source = """
+@flow
+async def main({signature}) -> str:
+    await wait_for("go")
+    return str(n)
+"""
+    await world.open()
+    run = await world.rl.start(define(registry, source.format(signature="n: int")), 1, id="r")
+    await world.until_status("waiting", run)
+    define(registry, source.format(signature="n: int, more: str"))
+    rl = await world.crash_and_reopen()
+    row = await world.until_status("paused", await rl.get("r"))
+    assert row.hold == "version"
+    assert "no longer takes the input" in row.reason
+    define(registry, source.format(signature="n: int"))
+    await (await rl.get("r")).resume()
+    assert await go(world) == "1"
+
+
+# ---- other operations than recorded
+
+FLOW = """
+@step
+async def a() -> str:
+    called("a")
+    return "a"
+
+@step
+async def b() -> str:
+    called("b")
+    return "b"
+
+@step
+async def c() -> str:
+    called("c")
+    return "c"
+
+@flow
+async def inner() -> str:
+    return await c()
+
+@flow
+async def main() -> list[str | None]:
+    found = []
+    {steps}
+    found.append(await wait_for("go"))
+    return found
+"""
+AB = "found += [await a(), await b()]"
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ("found += [await c(), await b()]", r"asks for 'c' where its journal holds 'a'"),
+        ("found += [await b()]", r"asks for 'b' where its journal holds 'a'"),
+        ("found += [await a(), await c(), await b()]", r"asks for 'c' where its journal holds 'b'"),
+        ("found += [await a()]", r"asks for '\$wait.go' where its journal holds 'b'"),
+        ("found += [await a(), await inner()]", r"asks for 'inner' where its journal holds 'b'"),
+        ("return [await a()]", r"the flow 'main' returned where its journal holds 'b' next"),
+        ("return []", r"the flow 'main' returned where its journal holds 'a' next"),
+    ],
+    ids=["renamed", "first removed", "added", "last removed", "now a child", "returns early", "returns at once"],
+)
+async def test_other_steps_than_recorded_hold_the_run(world: World, registry: Registry, steps: str, message: str):
+    await world.open()
+    await waiting(world, define(registry, FLOW.format(steps=AB)))
+    define(registry, FLOW.format(steps=steps))
+    rl = await world.crash_and_reopen()
+    run = await rl.get("r")
+    row = await world.until_status("paused", run)
+    assert row.hold == "nondeterminism"
+    with pytest.raises(NonDeterminismError, match=message):
+        await run.result(timeout="5s")
+    assert CALLS == ["a", "b"]
+    define(registry, FLOW.format(steps=AB))
+    await run.resume()
+    assert await go(world) == ["a", "b", None]
+    assert CALLS == ["a", "b"]
+
+
+async def test_the_flow_cannot_catch_that_it_is_held(world: World, registry: Registry):
+    await world.open()
+    await waiting(world, define(registry, FLOW.format(steps=AB)))
+    define(registry, FLOW.format(steps="try:\n        await c()\n    except Exception:\n        return ['caught']"))
+    rl = await world.crash_and_reopen()
+    assert (await world.until_status("paused", await rl.get("r"))).hold == "nondeterminism"
+    assert CALLS == ["a", "b"]
+
+
+async def test_a_step_that_became_a_flow_of_the_same_name_is_noticed(world: World, registry: Registry):
+    source = """
+{kind}
+async def work() -> str:
+    return "x"
+
+@flow
+async def main() -> str:
+    found = await work()
+    await wait_for("go")
+    return found
+"""
+    await world.open()
+    await waiting(world, define(registry, source.format(kind="@step")))
+    define(registry, source.format(kind="@flow"))
+    rl = await world.crash_and_reopen()
+    row = await world.until_status("paused", await rl.get("r"))
+    assert "asks for 'work' as a run where its journal holds a step" in row.reason
+
+
+async def test_steps_added_at_the_end_are_no_change(world: World, registry: Registry):
+    await world.open()
+    await waiting(world, define(registry, FLOW.format(steps=AB)))
+    define(registry, FLOW.format(steps=AB).replace("return found", "return [*found, await c()]"))
+    await world.crash_and_reopen()
+    assert await go(world) == ["a", "b", None, "c"]
+
+
+async def test_the_others_go_on_while_one_is_held(world: World, registry: Registry):
+    await world.open()
+    main = define(registry, FLOW.format(steps=AB))
+    await waiting(world, main)
+    await waiting(world, main, "other")
+    source = FLOW.format(steps=f"{AB} if held else [await a()]")
+    define(registry, source.replace("held", "True"))
+    await world.crash_and_reopen()
+    assert await go(world, "other") == ["a", "b", None]
+
+
+# ---- a flow that is missing
+
+
+async def test_a_missing_flow_holds_its_runs_until_it_is_registered(
+    world: World, registry: Registry, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.INFO)
+    await world.open()
+    main = define(registry, program())
+    for run_id in ("r", "s"):
+        await waiting(world, main, run_id)
+    registry.remove("main")
+    rl = await world.crash_and_reopen()
+    run = await rl.get("r")
+    row = await world.until_status("paused", run)
+    assert row.hold == "definition"
+    assert "flow 'main' is not registered" in row.reason
+    with pytest.raises(UnknownFlowError, match="'main' is not registered"):
+        await run.result(timeout="5s")
+    assert "[DEFINITION_MISSING] run r" in caplog.text
+    registry.add(main)  # no restart, no resume
+    assert await go(world, "r") == "old"
+    assert await go(world, "s") == "old"
+    assert "[DEFINITION_FOUND]" in caplog.text
+    assert CALLS == ["work", "work"]
+
+
+async def test_a_run_held_for_want_of_its_flow_can_be_cancelled(world: World, registry: Registry):
+    await world.open()
+    await waiting(world, define(registry, program()))
+    registry.remove("main")
+    rl = await world.crash_and_reopen()
+    run = await rl.get("r")
+    await world.until_status("paused", run)
+    await run.resume()  # in vain
+    await until(lambda: world.is_("paused", run))
+    await run.cancel("not any more")
+    assert (await world.until_status("cancelled", run)).reason == "not any more"
+
+
+# ---- poison
+
+
+async def test_a_run_that_crashes_its_process_again_and_again_is_held(world: World):
+    entered: list[int] = []
+    harmless: list[bool] = []
+
+    @step
+    async def deadly() -> str:
+        entered.append(1)
+        if not harmless:
+            await asyncio.Event().wait()  # the test crashes the engine here
+        return "survived"
+
+    @flow
+    async def main() -> str:
+        return await deadly()
+
+    rl = await world.open(recovery={"max_attempts": 3})
+    await rl.start(main, id="r")
+    for crashes in range(1, 5):
+        await until(lambda crashes=crashes: len(entered) == crashes)  # type: ignore[misc]
+        rl = await world.crash_and_reopen()
+    run = await rl.get("r")
+    row = await world.until_status("paused", run)
+    assert row.hold == "poison"
+    assert "died 3 times in a row" in row.reason
+    with pytest.raises(RunStateError, match=r"run 'r' is held: its process died 3 times"):
+        await run.result(timeout="5s")
+    rl = await world.close_and_reopen()
+    assert await (await rl.get("r")).status() == "paused"
+    assert len(entered) == 4
+    harmless.append(True)
+    run = await rl.get("r")
+    await run.resume()
+    assert await run.result(timeout="5s") == "survived"
+
+
+async def test_progress_between_crashes_is_no_poison(world: World):
+    entered: list[int] = []
+
+    @step
+    async def work(n: int) -> int:
+        entered.append(n)
+        return n
+
+    @flow
+    async def main() -> list[int]:
+        found = []
+        for n in range(6):
+            found.append(await work(n))
+            await wait_for(f"go-{n}")
+        return found
+
+    rl = await world.open(recovery={"max_attempts": 2})
+    await rl.start(main, id="r")
+    for n in range(6):
+        await until(lambda n=n: waits_for(world, f"go-{n}"))  # type: ignore[misc]
+        rl = await world.crash_and_reopen()
+        await (await rl.get("r")).signal(f"go-{n}")
+    assert await (await rl.get("r")).result(timeout="5s") == list(range(6))
+    assert entered == list(range(6))
+
+
+async def waits_for(world: World, name: str) -> bool:
+    return any(begun.name == name for begun in (await world.state("r")).open.values())
+
+
+async def test_crashes_while_it_only_waits_are_no_poison(world: World):
+    """A run that sleeps for weeks outlives many restarts of its process; it is not what kills it."""
+
+    @flow
+    async def main() -> str:
+        return str(await wait_for("go"))
+
+    rl = await world.open(recovery={"max_attempts": 2})
+    run = await rl.start(main, id="r")
+    for _ in range(5):
+        await world.park(run)
+        rl = await world.crash_and_reopen()
+        run = await rl.get("r")
+    assert await go(world) == "None"
+
+
+async def test_graceful_closes_count_for_nothing(world: World):
+    gate = asyncio.Event()
+    entered: list[int] = []
+
+    @step
+    async def slow() -> str:
+        entered.append(1)
+        await gate.wait()
+        return "done"
+
+    @flow
+    async def main() -> str:
+        return await slow()
+
+    rl = await world.open(recovery={"max_attempts": 1}, shutdown_grace=0)
+    await rl.start(main, id="r")
+    for times in range(1, 5):
+        await until(lambda times=times: len(entered) == times)  # type: ignore[misc]
+        rl = await world.close_and_reopen()
+    gate.set()
+    assert await (await rl.get("r")).result(timeout="5s") == "done"
+
+
+# ---- resumable=False
+
+
+async def test_a_flow_that_is_not_resumable_fails_after_a_crash(world: World, caplog: pytest.LogCaptureFixture):
+    gate = asyncio.Event()
+    calls: list[int] = []
+
+    @step
+    async def slow() -> None:
+        calls.append(1)
+        await gate.wait()
+
+    @flow(resumable=False)
+    async def once() -> None:
+        await slow()
+
+    rl = await world.open()
+    await rl.start(once, id="r")
+    await until(lambda: calls)
+    rl = await world.crash_and_reopen()
+    run = await rl.get("r")
+    with pytest.raises(
+        RunFailedError, match=r"flow 'once' is marked resumable=False and its process died while it ran"
+    ):
+        await run.result(timeout="5s")
+    row = await run.describe()
+    assert (row.status, row.owner) == ("failed", None)
+    assert "resumable=False" in row.reason
+    assert "[RUN_NOT_RESUMABLE] run r" in caplog.text
+    assert calls == [1]
+
+
+async def test_a_flow_that_is_not_resumable_outlives_a_graceful_close(world: World):
+    @flow(resumable=False)
+    async def once() -> str:
+        return str(await wait_for("go"))
+
+    rl = await world.open()
+    run = await rl.start(once, id="r")
+    await world.until_status("waiting", run)
+    rl = await world.close_and_reopen()
+    await (await rl.get("r")).signal("go", "x")
+    assert await (await rl.get("r")).result(timeout="5s") == "x"

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import inspect
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 import apsw
@@ -24,19 +24,17 @@ from relight.model.journal import AnyEvent, Journal, decode_event
 from relight.model.replay import TreeState, restore
 from relight.testing.clock import FakeClock
 
-T = TypeVar("T")
-
 DEADLINE_SECONDS = 20.0  # for anything a test waits for; generous, since it is only ever used up by a failure
 
 
-async def until(condition: Callable[[], T | Awaitable[T]], seconds: float = DEADLINE_SECONDS) -> T:
+async def until(condition: Callable[[], Any], seconds: float = DEADLINE_SECONDS) -> Any:
     """Look again and again until the condition holds, and return what it found; fail after the deadline."""
     deadline = time.monotonic() + seconds
     while True:
         found = condition()
-        value: Any = await found if inspect.isawaitable(found) else found
+        value = await found if inspect.isawaitable(found) else found
         if value:
-            return value  # type: ignore[no-any-return]  # T, or what its awaitable gave
+            return value
         if time.monotonic() > deadline:
             pytest.fail(f"waited {seconds:.0f}s in vain for: {inspect.getsource(condition).strip()}")
         await asyncio.sleep(0.001)

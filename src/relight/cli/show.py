@@ -16,7 +16,13 @@ from relight.errors import CorruptionError
 from relight.model.replay import Ending, Open, Outcome, TreeState, restore
 from relight.model.run import Run
 
-_ENDINGS = {Ending.OK: "done", Ending.ERROR: "failed", Ending.CANCELLED: "cancelled", Ending.TIMED_OUT: "timed out"}
+_ENDINGS = {
+    Ending.OK: "done",
+    Ending.ERROR: "failed",
+    Ending.CANCELLED: "cancelled",
+    Ending.TIMED_OUT: "timed out",
+    Ending.GIVEN_UP: "given up",
+}
 
 
 def show(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,13 +11,16 @@ from relight.errors import ConflictError, DefinitionError, RunCancelled, RunCanc
 from relight.flow.definitions import Flow
 from relight.flow.payloads import rebuild_error, record_error
 from relight.flow.scope import Scope, here
-from relight.lifecycle import execute, hold, waits
+from relight.lifecycle import execute, hold, steps, waits
 from relight.model import journal as j
 from relight.model.blob import blob_digest
 from relight.model.run import Run, RunChange, Status
 
 if TYPE_CHECKING:
     from relight.lifecycle.run import LiveRun
+
+
+LOOK_AGAIN_SECONDS = 10.0  # at an awaited run that does not tell this one when it ends
 
 
 async def call(
@@ -46,18 +50,8 @@ async def call(
         sealed, value = flow.result.seal(value, run.services.config.payload.max_bytes)
     except Unwind:
         raise
-    except RunCancelled:
-        run.record(j.RunCancelled(key, run.cancel_reason or "", run.services.clock.now()))
-        _end(run, key, Status.CANCELLED, reason=run.cancel_reason or "")
-        await run.settle()
-        raise
-    except Exception as error:
-        if run.stopping is not None:
-            raise Unwind(run.stopping) from None
-        record = record_error(error)
-        run.record(j.RunFailed(key, record, run.services.clock.now()))
-        _end(run, key, Status.FAILED, error=msgspec.json.encode(record))
-        await run.settle()
+    except BaseException as error:
+        await _ended_badly(run, key, error)
         raise
     output, blob = run.payload(sealed)
     run.record(j.RunCompleted(key, output, blob, run.services.clock.now()))
@@ -66,6 +60,25 @@ async def call(
     await run.settle()
     run.host.tell(run.run_id(key))
     return value
+
+
+async def _ended_badly(run: LiveRun, key: str, error: BaseException) -> None:
+    """A child run has ended without a result: record how, unless the whole run only leaves memory."""
+    now = run.services.clock.now()
+    if isinstance(error, RunCancelled):
+        run.record(j.RunCancelled(key, run.cancel_reason or "", now))
+        _end(run, key, Status.CANCELLED, reason=run.cancel_reason or "")
+        await run.settle()
+    elif run.stopping is not None:
+        raise Unwind(run.stopping) from None
+    elif isinstance(error, asyncio.CancelledError):
+        if steps.given_up(run, key):
+            _end(run, key, Status.CANCELLED, reason="the flow that called it gave up on it")
+    elif isinstance(error, Exception):
+        record = record_error(error)
+        run.record(j.RunFailed(key, record, now))
+        _end(run, key, Status.FAILED, error=msgspec.json.encode(record))
+        await run.settle()
 
 
 def _another_call(run: LiveRun, scope: Scope, key: str, data: bytes) -> bool:
@@ -164,7 +177,10 @@ async def _check_free(run: LiveRun, flow: Flow[..., Any], key: str, run_id: str,
 
 
 async def join(run: LiveRun, scope: Scope | None, run_id: str, flow: Flow[..., Any]) -> Any:
-    """Wait for a spawned run's end. Its last commit puts a message into this run's inbox, so the wake-up cannot be lost."""
+    """Wait for a spawned run's end. Its last commit puts a message into this run's inbox, so the wake-up cannot be lost.
+
+    One that was there already under the id this run gave tells only whoever started it: it is looked at now and then.
+    """
     scope = here(scope)
     key = scope.begin("$join")
     if scope.recorded is not None:
@@ -176,12 +192,7 @@ async def join(run: LiveRun, scope: Scope | None, run_id: str, flow: Flow[..., A
     ended = await _ended(run, run_id)
     message_id = 0
     if ended is None:
-        message = await waits.receive(run, scope, key, "run", run_id, None)
-        assert message is not None, "a join has no timeout"
-        message_id = message.id
-        ended = await _ended(run, run_id)
-        if ended is None:
-            raise RunNotFoundError(f"run {run_id!r} said that it ended, but is not there; was it deleted?")
+        ended, message_id = await _wait_for_end(run, scope, key, run_id)
     else:
         run.begun(key)
         if run.cancel_reason is not None and not scope.cancel_seen:
@@ -202,6 +213,20 @@ async def join(run: LiveRun, scope: Scope | None, run_id: str, flow: Flow[..., A
     if error is not None:
         raise rebuild_error(error)
     return flow.result.open(await run.load(output, ended.output_blob))
+
+
+async def _wait_for_end(run: LiveRun, scope: Scope, key: str, run_id: str) -> tuple[Run, int]:
+    """The awaited run's final row, and the id of the message that told of it (0: nobody did, it was looked at)."""
+    row = await run.ask(lambda store: store.get_run(run_id))
+    tells = row is not None and row.parent_id == run.id
+    message = await waits.receive(run, scope, key, "run", run_id, None if tells else LOOK_AGAIN_SECONDS)
+    ended = await _ended(run, run_id)
+    while message is None and ended is None:
+        message = await waits.look_again(run, scope, key, "run", run_id, LOOK_AGAIN_SECONDS)
+        ended = await _ended(run, run_id)
+    if ended is None:
+        raise RunNotFoundError(f"run {run_id!r} said that it ended, but is not there; was it deleted?")
+    return ended, 0 if message is None else message.id
 
 
 async def _ended(run: LiveRun, run_id: str) -> Run | None:

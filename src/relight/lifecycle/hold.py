@@ -70,9 +70,10 @@ def consider_parking_later(run: LiveRun) -> None:
 
 async def park(run: LiveRun) -> None:
     """The run waits, and leaves memory until it is due or told something."""
+    if run.stopping is not None or run.over:
+        return
     if not is_blocked(run):  # it was woken since somebody looked: parked now, nobody would wake it again
-        if run.stopping is None and not run.over:
-            consider_parking_later(run)
+        consider_parking_later(run)
         return
     wake_at = run.wake_at()
     await depart(run, "parked", PARK_GRACE_SECONDS, lambda: run.change(Status.WAITING, owner=None, wake_at=wake_at))
@@ -162,7 +163,12 @@ def attend(run: LiveRun, message: Message) -> None:
     if message.kind is MessageKind.CANCEL:
         cancel(run, message)
     elif message.kind is MessageKind.PAUSE:
+        run.pausing = True
+        run.stopping = "paused"  # at once: parked in between, it would have heard of it and not done it
         run.services.background.start(_pause(run, message), "pause")
+    elif run.pausing:  # it frees the run once that is paused: as if it had not been heard
+        run.heard.discard(message.id)
+        run.missed = True
     else:  # resume: it is in memory, so it has been
         run.writer.consume([message.id])
 
@@ -189,7 +195,7 @@ def cancel(run: LiveRun, message: Message) -> None:
     run.writer.cancel_spawned(reason)
     # Raised at once, committed in the journal's order: whatever the flow records about it comes behind these entries.
     for wait in list(run.waits.values()):
-        if not wait.future.done():
+        if not wait.future.done() and wait.what != "nothing":
             run.writer.add(j.OperationCancelled(wait.key))
             mark_cancel_seen(wait.scope)
             wait.break_off(RunCancelled(reason))

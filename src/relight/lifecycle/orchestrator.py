@@ -18,6 +18,7 @@ from relight.flow.definitions import Flow
 from relight.flow.scope import start_task
 from relight.lifecycle import execute, hold
 from relight.lifecycle.blocked import is_blocked
+from relight.lifecycle.overtaken import Overtaken
 from relight.lifecycle.patience import Patience
 from relight.lifecycle.recover import take_up
 from relight.lifecycle.run import LiveRun, Services
@@ -36,6 +37,7 @@ class Orchestrator:
     def __init__(self, services: Services) -> None:
         self.services = services
         self.live: dict[str, LiveRun] = {}
+        self._overtaken = Overtaken(services, self.live)
         self.taking: set[str] = set()  # being claimed and restored right now
         self._unheard: dict[str, set[int]] = {}  # left memory while they were told something: what they did hear
         self._early: dict[str, list[Message]] = {}  # for runs that are ours already and in memory only in a moment
@@ -46,11 +48,8 @@ class Orchestrator:
         self._timer: Timer | None = None
         self._timer_at: float | None = None
         self._wanted = asyncio.Event()
-        self._look_again = False  # the store may hold due runs that were not taken up
-        self._listen_again = False
-        self._doubtful: dict[
-            str, bool
-        ] = {}  # runs whose creation or claim failed, perhaps after it was written; crashed?
+        self._look_again = self._listen_again = False  # for due runs; for messages
+        self._doubtful: dict[str, bool] = {}  # creating or claiming them failed, perhaps once written; crashed?
         self._own: set[str] = set()  # runs started here; kept only while recovery is off
         self._room_waiters: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
@@ -232,6 +231,7 @@ class Orchestrator:
     def _changed(self) -> None:
         """Another process has written."""
         self._tell_watchers()
+        self._overtaken.others_wrote = True
         self._look_again = self._listen_again = True
         self._wanted.set()
 
@@ -262,6 +262,7 @@ class Orchestrator:
             try:
                 await self._resolve_doubts()
                 await self._recheck()
+                await self._overtaken.look()
                 if self._listen_again:
                     self._listen_again = False
                     await self._hear()

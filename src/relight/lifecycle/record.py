@@ -124,6 +124,10 @@ class Writer:
     def blob(self, digest: str, data: bytes) -> None:
         self.draft.blobs = {**self.draft.blobs, digest: data}
 
+    def ask(self) -> None:
+        """Commit, even if it is nothing: the store's answer tells whether the run is still ours."""
+        _ = self.draft
+
     def committed(self) -> asyncio.Future[None]:
         """Ends when everything added so far is durable, or when it never will be: check `fenced` and `failed` then."""
         future: asyncio.Future[None] = asyncio.Future(loop=self._recorder.loop)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
+from collections.abc import Iterator
 
 from relight.errors import NonDeterminismError
 from relight.flow.scope import Scope
 from relight.model.journal import RunCreated
 from relight.model.replay import Open, Outcome, TreeState
 
-# How often the loop turns without anybody asking for the next outcome before the one after it is given out.
+# How often the loop turns, at most, until the flow has done what it does with one outcome and is given the next; and how
+# often without anybody asking for the next one before the one after it is given out.
 PATIENCE_TURNS = 50
 
 
@@ -19,8 +22,9 @@ class Replayer:
 
     Branches must see their outcomes in the order in which they happened, or `asyncio.wait(FIRST_COMPLETED)` would pick
     another winner than it did before. So while several branches live, an outcome is given only when all earlier ones have
-    been; should an earlier one never be asked for (its branch was cancelled before it saw it), the rest goes on without it
-    after some idle turns of the loop.
+    been, and the flow has come to rest after the last: given in one turn of the loop, two would look like a dead heat.
+    Should an earlier one never be asked for (its branch was cancelled before it saw it), the rest goes on without it after
+    some idle turns of the loop.
 
     A flow that is called again by its retry may go another way than in the attempt that failed: what failed then may
     succeed now. So what its earlier attempts finished is found by key, in whatever order it is asked for.
@@ -36,7 +40,10 @@ class Replayer:
         self._order: list[int] = []  # sequences still to be given, as a heap
         self._given: set[int] = set()
         self._asking: list[tuple[int, asyncio.Future[None]]] = []
-        self._idle_turns = -1  # -1: nobody counts
+        self._at_rest = True  # the flow has done what it does with the outcome that was given last
+        self._delays = 0  # outcomes that are being fetched before they can be asked for
+        self._turns = 0  # of the loop, since something happened last
+        self._ticking = False
 
     def add(self, state: TreeState, prefix: str) -> None:
         """Take in what `state` holds under `prefix` (all of it for ""): at the start, and when a flow is called again."""
@@ -98,51 +105,75 @@ class Replayer:
         return scope.recorded[scope.position]
 
     def ahead_of(self, scope: Scope) -> int:
-        """How many recorded outcomes the code of `scope`, and what it called, has not been given yet."""
-        return sum(key.startswith(scope.prefix) for key in self.outcomes)
+        """How many recorded operations the code of `scope`, and what it called, has not come back to yet."""
+        return sum(key.startswith(scope.prefix) for key in (*self.outcomes, *self.open))
+
+    def skip(self, prefix: str) -> None:
+        """What happened under these keys will not be asked for again: nobody need wait for its turn."""
+        for key in [key for key in self.outcomes if key.startswith(prefix)]:
+            self.give(self.outcomes.pop(key))
 
     def give(self, outcome: Outcome) -> None:
         """This outcome reaches the flow now: whoever waits for its turn behind it may be next."""
         self._given.add(outcome.sequence)
         while self._order and self._order[0] in self._given:
             self._given.discard(heapq.heappop(self._order))
-        if self._asking:
-            self._next()
+        self._turns = 0
 
     async def turn(self, outcome: Outcome) -> None:
-        """Wait until every earlier outcome has been given."""
-        if not self._order or self._order[0] >= outcome.sequence:
+        """Wait until every earlier outcome has been given, and the flow has come to rest after the last."""
+        if self._at_rest and self._is_next(outcome.sequence):
+            self._go_on()
             return
-        future = self._loop.create_future()
+        future: asyncio.Future[None] = self._loop.create_future()
         heapq.heappush(self._asking, (outcome.sequence, future))
-        self._next()
-        await future
+        self._turns = 0
+        self._tick_soon()
+        try:
+            await future
+        except asyncio.CancelledError:
+            self.give(outcome)  # nobody will ask for it again
+            raise
 
-    def _next(self) -> None:
-        while self._asking and self._asking[0][1].done():
-            heapq.heappop(self._asking)  # cancelled while it waited
-        if not self._asking:
-            self._idle_turns = -1
-            return
-        sequence, future = self._asking[0]
-        if not self._order or self._order[0] >= sequence:
-            heapq.heappop(self._asking)
-            future.set_result(None)
-            self._idle_turns = -1
-        elif self._idle_turns < 0:
-            self._idle_turns = 0
+    @contextlib.contextmanager
+    def delayed(self) -> Iterator[None]:
+        """Somebody is about to ask for its turn, only not at once."""
+        self._delays += 1
+        try:
+            yield
+        finally:
+            self._delays -= 1
+            self._turns = 0
+
+    def _is_next(self, sequence: int) -> bool:
+        return not self._order or self._order[0] >= sequence
+
+    def _go_on(self) -> None:
+        """An outcome is given: let the flow come to rest."""
+        self._at_rest = False
+        self._turns = 0
+        self._tick_soon()
+
+    def _tick_soon(self) -> None:
+        if not self._ticking:
+            self._ticking = True
             self._loop.call_soon(self._tick)
-        else:
-            self._idle_turns = 0
 
     def _tick(self) -> None:
-        if self._idle_turns < 0:
-            return
-        self._idle_turns += 1
-        if self._idle_turns > PATIENCE_TURNS:
-            self._idle_turns = -1
-            while self._asking and self._order and self._order[0] < self._asking[0][0]:
+        """Once in each turn of the loop, as long as somebody asks or the flow is not at rest."""
+        self._ticking = False
+        self._turns += 1
+        patient = self._turns <= PATIENCE_TURNS or self._delays > 0
+        # Nothing else is ready to run: nothing will happen before something is given. (uvloop does not tell.)
+        if not self._at_rest and (not patient or not getattr(self._loop, "_ready", True)):
+            self._at_rest = True
+        while self._asking and self._asking[0][1].done():
+            heapq.heappop(self._asking)  # cancelled while it waited
+        if self._at_rest and self._asking:
+            while not patient and not self._is_next(self._asking[0][0]):
                 self._given.discard(heapq.heappop(self._order))  # nobody asks for it: it no longer holds anybody up
-            self._next()
-        else:
-            self._loop.call_soon(self._tick)
+            if self._is_next(self._asking[0][0]):
+                heapq.heappop(self._asking)[1].set_result(None)
+                self._go_on()
+        if self._asking or not self._at_rest:
+            self._tick_soon()

@@ -127,6 +127,7 @@ class LiveRun:
         self.ended = False  # it is terminal, durably
         self.over = False  # nothing of this object may act any more
         self.held: tuple[Hold, str] | None = None  # it cannot go on, and why
+        self.pausing = False  # it has been told to pause, and leaves memory in a moment
         self.departing = False  # somebody is taking it out of memory
         self.restored = len(state.outcomes)
         self.recovered = False  # its last owner died: what was in flight then is repeated
@@ -176,7 +177,14 @@ class LiveRun:
         outcome = self._find(replayer, scope, key, kind)
         if outcome is None:
             return None
+        if outcome.ending is Ending.GIVEN_UP:
+            replayer.give(outcome)
+            replayer.skip(f"{key}/")
+            await waits.given_up(self, scope, key)
         if not self.sole:
+            if outcome.blob:  # fetched before its turn comes, or what follows would overtake it
+                with replayer.delayed():
+                    outcome.output, outcome.blob = msgspec.Raw(await self.load(NULL, outcome.blob)), ""
             await replayer.turn(outcome)
         replayer.give(outcome)
         if outcome.ending is Ending.CANCELLED:

@@ -15,7 +15,7 @@ from relight.flow.definitions import Step
 from relight.flow.payloads import rebuild_error, record_error
 from relight.flow.scope import CURRENT, Scope, StepInfo, here
 from relight.lifecycle import hold, waits
-from relight.model.journal import StepCompleted, StepFailed, StepRetrying, StepStarted
+from relight.model.journal import OperationCancelled, StepCompleted, StepFailed, StepRetrying, StepStarted
 from relight.model.replay import Open, Outcome
 from relight.model.run import Hold, Status
 from relight.telemetry import Token, log
@@ -199,8 +199,8 @@ async def _failed(run: LiveRun, step: Step[..., Any], key: str, digest: str, att
 
 
 async def cancelled(run: LiveRun, scope: Scope, key: str) -> None:
-    """An operation was cancelled from below: because the run unwinds, because it is being cancelled, or by the flow itself
-    (its own timeout or task.cancel()), which is the flow's business and not recorded."""
+    """An operation was cancelled from below: because the run unwinds, because it is being cancelled, or by the flow itself,
+    which gave up on it (by a timeout of its own or task.cancel()) and must find it given up when it is replayed."""
     if run.stopping is not None:
         raise Unwind(run.stopping)
     if run.cancel_reason is not None and not scope.cancel_seen:
@@ -208,6 +208,17 @@ async def cancelled(run: LiveRun, scope: Scope, key: str) -> None:
         if task is not None:
             task.uncancel()  # answered: from here on it travels as RunCancelled
         await hold.interrupt(run, scope, key)
+    given_up(run, key)
+
+
+def given_up(run: LiveRun, key: str) -> bool:
+    """Record that the flow gave up on an operation, if it was that which cancelled it. The commit is not waited for:
+    whatever the flow does next is recorded behind it, and lost with it."""
+    task = asyncio.current_task()
+    if run.over or task is None or not task.cancelling():
+        return False
+    run.record(OperationCancelled(key, by_flow=True))
+    return True
 
 
 def _still_valid(run: LiveRun, scope: Scope, step: Step[..., Any], key: str, digest: str, outcome: Outcome) -> bool:

@@ -80,12 +80,23 @@ async def _wait(run: LiveRun, scope: Scope, key: str, what: str, name: str, unti
     try:
         return await wait.future
     except asyncio.CancelledError:
+        if not wait.future.cancelled() and (message := wait.future.result()) is not None:
+            run.mailbox.insert(0, message)  # it came in the same moment: for whoever waits for it next
         await steps.cancelled(run, scope, key)
         raise
     finally:
         del run.waits[key]
         if wait.timer is not None:
             wait.timer.cancel()
+
+
+async def given_up(run: LiveRun, scope: Scope, key: str) -> None:
+    """Replay of an operation that the flow itself gave up on: wait, not for its end, but for the flow to do so again."""
+    run.waits[key] = wait = Wait(run, scope, key, "nothing", "", None)
+    try:
+        await wait.future
+    finally:
+        del run.waits[key]
 
 
 async def pause(run: LiveRun, scope: Scope, key: str, until: float) -> None:
@@ -174,6 +185,11 @@ async def receive(
         until = None if timeout_seconds is None else run.services.clock.now() + timeout_seconds
         await begin(run, scope, key, what, name, until)
     return await _wait(run, scope, key, what, name, until)
+
+
+async def look_again(run: LiveRun, scope: Scope, key: str, what: str, name: str, seconds: float) -> Message | None:
+    """Go on with a wait whose time came for nothing; its beginning is journaled already."""
+    return await _wait(run, scope, key, what, name, run.services.clock.now() + seconds)
 
 
 def take(run: LiveRun, what: str, name: str) -> Message | None:

@@ -118,7 +118,12 @@ class StepFailed(Event, tag="error"):
 
 
 class OperationCancelled(Event, tag="interrupted"):
-    """The run's cancellation was raised at this operation; replay raises it there again."""
+    """The run's cancellation was raised at this operation; replay raises it there again.
+
+    Or, `by_flow`: the flow gave up on it, by a timeout of its own or task.cancel(); replay waits there until it does again.
+    """
+
+    by_flow: bool = False
 
 
 class ValueRecorded(Event, tag="value"):

@@ -24,6 +24,7 @@ class Ending(enum.IntEnum):
     ERROR = 1
     CANCELLED = 2
     TIMED_OUT = 3
+    GIVEN_UP = 4  # by the flow itself
 
 
 class Outcome(msgspec.Struct, array_like=True, gc=False):
@@ -74,9 +75,11 @@ class TreeState(msgspec.Struct):
         _FOLD[type(event)](self, sequence, event)
 
     def end(self, key: str, outcome: Outcome) -> None:
-        """Record an ending. A key that ended before is ended anew at the end of the order (a step that was rerun)."""
+        """Record an ending. One that ended before (a step that was rerun) keeps its place: the flow still asks for it there."""
         self.open.pop(key, None)
-        self.outcomes.pop(key, None)
+        before = self.outcomes.get(key)
+        if before is not None:
+            outcome.sequence = before.sequence
         self.outcomes[key] = outcome
 
     def forget_failures(self, scope: str) -> None:
@@ -85,7 +88,7 @@ class TreeState(msgspec.Struct):
         self.outcomes = {
             key: outcome
             for key, outcome in self.outcomes.items()
-            if outcome.ending is not Ending.ERROR or not (key.startswith(prefix) and key != scope)
+            if outcome.ending not in (Ending.ERROR, Ending.GIVEN_UP) or not (key.startswith(prefix) and key != scope)
         }
         self.open = {k: o for k, o in self.open.items() if not (k.startswith(prefix) and k != scope)}
 
@@ -177,7 +180,7 @@ def _step_failed(s: TreeState, n: int, e: j.StepFailed) -> None:
 
 
 def _operation_cancelled(s: TreeState, n: int, e: j.OperationCancelled) -> None:
-    s.end(e.key, Outcome(n, "any", Ending.CANCELLED))
+    s.end(e.key, Outcome(n, "any", Ending.GIVEN_UP if e.by_flow else Ending.CANCELLED))
 
 
 def _value(s: TreeState, n: int, e: j.ValueRecorded) -> None:

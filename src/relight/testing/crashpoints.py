@@ -40,7 +40,7 @@ from relight.flow.definitions import Flow
 from relight.model import journal as j
 from relight.model.run import Hold, ItemResult, Message, Page, Run, RunChange, RunFilter
 from relight.ports.store import Commit, CommitResult, Committed, Store
-from relight.testing.forkserver import ForkServer, Order, find, tail
+from relight.testing.forkserver import ForkServer, Order, tail
 from relight.testing.ledger import Audit, Ledger, Line, audit, read_ledger
 
 T = TypeVar("T")
@@ -243,6 +243,11 @@ class Trial(msgspec.Struct, kw_only=True):
     def log(self) -> Path:
         return self.directory / "log"
 
+    @property
+    def comebacks(self) -> int:
+        """How often the last life brought a run back into memory: recovered, or parked before."""
+        return self.outcome.operations.count("claim")
+
     def __str__(self) -> str:
         return ", ".join(str(plan) for plan in self.plans)
 
@@ -306,7 +311,6 @@ class Explorer:
         self.scenario = (
             f"{scenario.fn.__module__}:{scenario.fn.__qualname__}" if isinstance(scenario, Flow) else scenario
         )
-        find(self.scenario)  # a wrong path is told here, and not by the first child
         self._arguments = list(arguments)
         self._config = dict(config or {})
         self._check = check
@@ -321,6 +325,10 @@ class Explorer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the server. What failed stays in the directory, to be looked at."""
         self._server.close()
         if not self._keep and not any(self._directory.iterdir()):
             self._directory.rmdir()

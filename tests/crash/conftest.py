@@ -1,0 +1,41 @@
+"""Explorations: their reports are printed, counted for the summary, and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relight.testing.crashpoints import Explorer, Report
+
+Verify = Callable[[Report], None]
+Explorers = Callable[..., Explorer]
+
+
+@pytest.fixture
+def verify(record_property: Callable[[str, Any], None]) -> Verify:
+    def check(report: Report) -> None:
+        print(report)
+        found = {"points": report.points, "kills": report.kills, "processes": report.lives, "steps lost": report.lost}
+        found |= {"committed steps repeated": report.duplicated, "steps in flight repeated": report.repeated}
+        for name, value in found.items():
+            record_property(f"crash {name}", value)
+        report.check()
+
+    return check
+
+
+@pytest.fixture
+def explorers(tmp_path: Path) -> Iterator[Explorers]:
+    """Explorers of the shapes in shapes.py, by name."""
+    made: list[Explorer] = []
+
+    def make(scenario: str, **options: Any) -> Explorer:
+        made.append(Explorer(f"tests.crash.shapes:{scenario}", directory=tmp_path / f"{len(made)}", **options))
+        return made[-1]
+
+    yield make
+    for explorer in made:
+        explorer.close()

@@ -1,0 +1,97 @@
+"""Killed again while it recovers, killed ten times in a row, and killed once too often."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from relight.testing.crashpoints import MODES, CrashPlan, Report
+from tests.crash.catalogue import SHAPES
+from tests.crash.conftest import Explorers, Verify
+
+# First kills after which every operation of the recovery is tried as the second: in the middle of what the shape is about.
+SECOND_ORDER = {
+    "ten steps in a row": "before:12",
+    "gather of five helpers": "after:12",
+    "foreach, an item changed": "during:6",
+    "three levels of child flows": "during:7",
+    "spawned runs, parent parked": "before:24",
+    "try, except, finally around a parked wait": "after:11",
+    "signals during the crash, parked": "after:13",
+    "retries with back-off": "during:5",
+    "on_crash=fail": "during:2",
+    "cancelled in a wait": "after:14",
+    "sync flow with parallel": "during:4",
+}
+
+
+@pytest.mark.parametrize("name", SECOND_ORDER)
+def test_killed_again_at_every_point_of_its_recovery(name: str, explorers: Explorers, verify: Verify) -> None:
+    shape = SHAPES[name]
+    first = CrashPlan.parse(SECOND_ORDER[name])
+    explorer = explorers(shape.scenario, config=shape.config, check=shape.check)
+    verify(explorer.explore(("before", "after", "raise"), before=[first]))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", SHAPES)
+def test_killed_again_after_every_first_point(name: str, explorers: Explorers, verify: Verify) -> None:
+    shape = SHAPES[name]
+    explorer = explorers(shape.scenario, config=shape.config, check=shape.check)
+    total = len(explorer.baseline.outcome.operations)
+    for operation in range(1, total + 1):
+        verify(explorer.explore(("before", "after"), before=[CrashPlan("before", operation)]))
+
+
+@pytest.mark.parametrize("plan", ["before:12", "after:12", "during:1"])
+def test_ten_kills_in_a_row(plan: str, explorers: Explorers, verify: Verify) -> None:
+    """`during:1` makes no progress at all: ten crashes without any are borne."""
+    explorer = explorers("ten_steps")
+    trial = explorer.endure([CrashPlan.parse(plan)] * 10)
+    report = Report(scenario=f"{explorer.scenario} ten times {plan}")
+    report.add(trial)
+    verify(report)
+    if plan == "during:1":
+        assert trial.kills == 10
+        assert trial.audit.repeated == ["crash-test/work#1 step 0"] * 10
+
+
+def test_an_eleventh_crash_without_progress_is_poison(explorers: Explorers) -> None:
+    """It is held, visibly and with the action that frees it; resume() is that action."""
+
+    def check(trial: Any) -> None:
+        held, freed = trial.outcome.value
+        assert held["status"] == "held"
+        assert "died 11 times in a row" in held["error"], held
+        assert "resume()" in held["error"], held
+        assert freed == {"status": "completed", "result": [f"step {number}" for number in range(10)]}
+
+    explorer = explorers("poison", check=check)
+    trial = explorer.endure([CrashPlan("during", 1)] * 11)
+    assert trial.problems == []
+    assert trial.kills == 11
+
+
+def test_progress_between_crashes_is_no_poison(explorers: Explorers) -> None:
+    """Each life finishes one step and dies in the next: ten steps need ten kills, and more than max_attempts=2 of them."""
+    explorer = explorers("ten_steps", config={"recovery": {"max_attempts": 2}})
+    trial = explorer.endure([CrashPlan("during", 2)] * 9)
+    assert trial.problems == []
+    assert trial.kills == 9
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(20))
+def test_random_series_of_kills(seed: int, explorers: Explorers, verify: Verify) -> None:
+    """Up to eight crashes of any kind at any point, of every shape."""
+    chance = random.Random(seed)
+    for name, shape in SHAPES.items():
+        explorer = explorers(shape.scenario, config=shape.config, check=shape.check)
+        total = len(explorer.baseline.outcome.operations)
+        report = Report(scenario=f"{name}, seed {seed}")
+        for _ in range(10):
+            plans = [CrashPlan(chance.choice(MODES), chance.randint(1, total)) for _ in range(chance.randint(1, 8))]
+            report.add(explorer.endure(plans))
+        verify(report)

@@ -1,0 +1,23 @@
+"""Each shape is killed before, after and during every storage operation and step, and resumed in a fresh process.
+
+Lost 0, committed steps repeated 0, steps in flight repeated at most once per kill, and the right end: see
+`relight.testing.crashpoints` for what is tried and `relight.testing.ledger` for how it is judged.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.crash.catalogue import SHAPES
+from tests.crash.conftest import Explorers, Verify
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_crash_point(name: str, explorers: Explorers, verify: Verify) -> None:
+    shape = SHAPES[name]
+    explorer = explorers(shape.scenario, config=shape.config, check=shape.check)
+    if shape.parks:
+        assert explorer.baseline.comebacks, "it was never parked: what this shape is about did not happen"
+    report = explorer.explore()
+    assert report.points >= 2 * len(explorer.baseline.outcome.operations), "hardly a point was reached"
+    verify(report)

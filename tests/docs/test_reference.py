@@ -1,0 +1,172 @@
+"""The reference pages list exactly what the code has."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import typer
+
+import relight
+from relight import config, errors
+from relight.cli.main import app
+from relight.durations import parse_duration
+from relight.model.run import Hold, Status
+from relight.testing.crashpoints import Mode
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def first_column(page: str, heading: str | None = None) -> list[str]:
+    """The names in code style in the first column of a page's tables, or of those under one heading."""
+    text = (DOCS / page).read_text()
+    if heading is not None:
+        text = re.split(r"^## ", text.partition(f"## {heading}\n")[2], flags=re.MULTILINE)[0]
+    cells = re.findall(r"^\| (`.+?`) \|", text, re.MULTILINE)
+    return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+
+
+# ---- configuration
+
+
+def configuration_rows() -> dict[str, tuple[str, str]]:
+    rows = re.findall(
+        r"^\| `([a-z_.]+)` \| `(\w+)` \| (.+?) \|", (DOCS / "reference/configuration.md").read_text(), re.MULTILINE
+    )
+    return {key: (variable, default) for key, variable, default in rows}
+
+
+def test_configuration_lists_every_key_with_its_variable():
+    assert {key: variable for key, (variable, _) in configuration_rows().items()} == {
+        key.dotted: key.variable for key in config._KEYS
+    }
+
+
+def test_configuration_gives_the_defaults():
+    made = config.load_config(None, {}, {})
+    for key in config._KEYS:
+        value = getattr(getattr(made, key.section) if key.section else made, key.field)
+        written = configuration_rows()[key.dotted][1]
+        if value in (None, ()):
+            assert '"' not in written, key.dotted
+        elif isinstance(value, bool):
+            assert written == str(value).lower(), key.dotted
+        elif key.is_duration:
+            assert parse_duration(written.strip('`"'), key.dotted) == value, key.dotted
+        else:
+            assert written.strip('`"') == str(value), key.dotted
+
+
+# ---- errors
+
+
+def error_classes() -> dict[str, type[BaseException]]:
+    return {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}
+
+
+def test_errors_lists_every_error():
+    assert set(first_column("reference/errors.md")) == set(error_classes())
+
+
+def test_errors_says_which_cannot_be_imported_from_relight():
+    sentence = re.search(r"^(.+) are in `relight.errors`", (DOCS / "reference/errors.md").read_text(), re.MULTILINE)
+    assert sentence is not None
+    hidden = {name for name in error_classes() if not hasattr(relight, name)}
+    assert set(re.findall(r"`(\w+)`", sentence[1])) == hidden
+
+
+# ---- the API and the command line
+
+
+def test_api_names_everything_public():
+    page = (DOCS / "reference/api.md").read_text()
+    missing = [name for name in relight.__all__ if not re.search(rf"`{name}`", page)]
+    assert not missing
+
+
+def test_api_names_the_methods():
+    page = (DOCS / "reference/api.md").read_text()
+    handle = {name for name in vars(relight.Handle) if not name.startswith("_")}
+    engine = {name for name in vars(relight.Relight) if not name.startswith("_")}
+    engine -= {"services", "orchestrator", "row", "tell"}  # for handles and tests
+    missing = [name for name in handle | engine if not re.search(rf"`{name}[`(]", page)]
+    assert not missing
+
+
+def test_cli_lists_the_commands_and_their_options():
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined] # a group, as typer makes it
+    page = (DOCS / "reference/cli.md").read_text()
+    assert {
+        name.removeprefix("relight ") for name in first_column("reference/cli.md") if name.startswith("relight ")
+    } == set(commands)
+    for name, command in commands.items():
+        options = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
+        documented = {written.split()[0] for written in first_column("reference/cli.md", name)}
+        assert documented == options - {"--help"}, name
+        assert f"## {name}\n" in page
+
+
+# ---- concepts, testing
+
+
+def test_concepts_has_every_status_and_hold():
+    assert set(first_column("concepts.md", "Statuses")) == {status.value for status in Status} | {
+        hold.value for hold in Hold
+    }
+
+
+def test_testing_has_every_mode_of_crashing():
+    assert set(first_column("how-to/testing.md", "At every crash point")) == set(get_args(Mode)) - {"count"}
+
+
+# ---- the glossary
+
+
+def test_the_glossary_is_in_order_and_has_the_words_of_the_model():
+    words = re.findall(r"^\| ([a-z][a-z, ]+) \|", (DOCS / "glossary.md").read_text(), re.MULTILINE)[1:]
+    assert words == sorted(words, key=str.lower)
+    for needed in ("flow", "run", "step", "checkpoint", "epoch", "claim", "recover", "park", "hold"):
+        assert needed in words
+
+
+def test_payload_structs_are_what_the_json_of_the_command_line_says():
+    """`relight runs --json` documents its fields: every fact of a row is among them, under one name or another."""
+    from relight.cli.runs import describe
+    from relight.model.run import Run
+
+    row = Run(id="r", root_id="r", flow="f", status=Status.PENDING, created_at=0.0, updated_at=0.0)
+    listed = re.search(r"a list of objects: (.+) \|", (DOCS / "reference/cli.md").read_text())
+    assert listed is not None
+    assert re.findall(r"`(\w+)`", listed[1]) == list(describe(row))
+    names = {
+        "root_id": "root",
+        "parent_id": "parent",
+        "input_blob": "input",
+        "output_blob": "output",
+        "flow_hash": "flow",
+    }
+    assert {names.get(field, field) for field in msgspec.structs.asdict(row)} <= set(describe(row))
+
+
+# ---- the architecture
+
+
+def test_the_architecture_names_only_files_that_exist():
+    page = (DOCS / "ARCHITECTURE.md").read_text()
+    root = DOCS.parent
+    missing = []
+    for name in sorted(set(re.findall(r"`([\w/.]+\.(?:py|sql|toml))`", page))):
+        places = [root / name, root / "src" / "relight" / name, *(root / "src" / "relight").rglob(Path(name).name)]
+        if not any(place.is_file() and str(place).endswith(name) for place in places):
+            missing.append(name)
+    assert not missing
+
+
+def test_the_architecture_names_every_file_of_the_package():
+    page = (DOCS / "ARCHITECTURE.md").read_text()
+    source = DOCS.parent / "src" / "relight"
+    folders = [source, source / "flow", source / "lifecycle", source / "model", source / "recovery", source / "ports"]
+    names = {file.name for folder in folders for file in folder.glob("*.py")} - {"__init__.py"}
+    assert not {name for name in names if name not in page}
