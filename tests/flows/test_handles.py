@@ -29,6 +29,7 @@ from relight import (
     wait_for,
 )
 from relight.errors import ConfigError, DefinitionError, RunCancelled
+from relight.model.run import Message, MessageKind
 from relight.testing.clock import START, FakeClock
 
 
@@ -586,6 +587,28 @@ async def test_pause_and_resume_at_once_and_resume_of_what_is_not_paused(world: 
     await run.resume()
     await run.signal("go", "x")
     assert await run.result(timeout="5s") == "x"
+
+
+async def test_a_pause_and_a_resume_that_are_heard_together(world: World):
+    """As when another process has told both: the resume must not be heard before the pause has taken effect."""
+
+    @flow
+    async def waiting() -> str:
+        return str(await wait_for("go"))
+
+    rl = await world.open()
+    run = await rl.start(waiting, id="r")
+    await world.until_status("waiting", run)
+    kinds = (MessageKind.PAUSE, MessageKind.RESUME)
+    await rl.services.store.post([Message(run_id="r", kind=kind) for kind in kinds])
+    rl.orchestrator.listen()
+    await until(lambda: inbox_is_empty(world))
+    await run.signal("go", "x")
+    assert await run.result(timeout="5s") == "x"
+
+
+async def inbox_is_empty(world: World) -> bool:
+    return not await world.rl.services.store.inbox(["r"])
 
 
 async def test_pause_of_a_parked_run_and_of_one_not_taken_up(world: World):

@@ -163,12 +163,8 @@ def attend(run: LiveRun, message: Message) -> None:
     if message.kind is MessageKind.CANCEL:
         cancel(run, message)
     elif message.kind is MessageKind.PAUSE:
-        run.pausing = True
         run.stopping = "paused"  # at once: parked in between, it would have heard of it and not done it
         run.services.background.start(_pause(run, message), "pause")
-    elif run.pausing:  # it frees the run once that is paused: as if it had not been heard
-        run.heard.discard(message.id)
-        run.missed = True
     else:  # resume: it is in memory, so it has been
         run.writer.consume([message.id])
 

@@ -9,6 +9,7 @@ resume ─ the flow is called again; what the journal holds is given back to it 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -112,34 +113,31 @@ async def _act(
         orchestrator.drive(run, flow, messages)
         return
     orchestrator.live[run.id] = run
+    await hold.depart(run, decision.reason, 0.0, _final_write(run, decision, messages))
+    if decision.action is Action.HOLD_DEFINITION and orchestrator.services.registry.find(run.row.flow) is not None:
+        # Registered while it was being held: whoever looked for held runs then did not see this one yet.
+        orchestrator.flow_registered(run.row.flow)
+
+
+def _final_write(run: LiveRun, decision: Decision, messages: list[Message]) -> Callable[[], None] | None:
+    """What is committed for a run that is not driven; None for one that is held, which `depart` writes."""
+    now = run.services.clock.now()
     cancel = next((message for message in messages if message.kind is MessageKind.CANCEL), None)
     if cancel is not None:  # nothing can be run for it, so there is nothing to clean up either
         reason = str(msgspec.json.decode(cancel.payload) or "cancelled")
-
-        def write() -> None:
-            hold.conclude(run, j.RunCancelled("", reason, run.services.clock.now()), reason=reason)
-
-    elif decision.action is Action.FAIL:
+        return lambda: hold.conclude(run, j.RunCancelled("", reason, now), reason=reason)
+    if decision.action is Action.FAIL:
         log(logging.WARNING, Token.RUN_NOT_RESUMABLE, f"run {run.id}: {decision.reason}")
         error = record_error(RuntimeError(decision.reason))
-
-        def write() -> None:
-            event = j.RunFailed("", error, run.services.clock.now())
-            hold.conclude(run, event, error=msgspec.json.encode(error), reason=decision.reason)
-
-    elif decision.action is Action.HOLD_DEFINITION:
+        encoded = msgspec.json.encode(error)
+        return lambda: hold.conclude(run, j.RunFailed("", error, now), error=encoded, reason=decision.reason)
+    if decision.action is Action.HOLD_DEFINITION:
         log(logging.WARNING, Token.DEFINITION_MISSING, f"run {run.id}: {decision.reason}")
         run.held = (Hold.DEFINITION, decision.reason)
-        write = _nothing
     else:
         log(logging.ERROR, Token.RUN_POISONED, f"run {run.id}: {decision.reason}")
         run.held = (Hold.POISON, decision.reason)
-        write = _nothing
-    await hold.depart(run, decision.reason, 0.0, write)
-
-
-def _nothing() -> None:
-    pass
+    return None
 
 
 async def _hold_unreadable(

@@ -40,6 +40,7 @@ class Replayer:
         self._order: list[int] = []  # sequences still to be given, as a heap
         self._given: set[int] = set()
         self._asking: list[tuple[int, asyncio.Future[None]]] = []
+        self._behind: list[asyncio.Future[None]] = []  # for what is new, once all that is recorded has been given
         self._at_rest = True  # the flow has done what it does with the outcome that was given last
         self._delays = 0  # outcomes that are being fetched before they can be asked for
         self._turns = 0  # of the loop, since something happened last
@@ -67,10 +68,6 @@ class Replayer:
             del self.scopes[path]
         for _, key in sorted(at):
             self.scopes.setdefault(key.rpartition("/")[0], []).append(key)
-
-    @property
-    def finished(self) -> bool:
-        return not self.outcomes and not self.open
 
     def in_retry(self, scope: Scope) -> bool:
         """Whether `scope` belongs to a flow that was called again by its retry (or lies inside one)."""
@@ -115,25 +112,41 @@ class Replayer:
 
     def give(self, outcome: Outcome) -> None:
         """This outcome reaches the flow now: whoever waits for its turn behind it may be next."""
-        self._given.add(outcome.sequence)
+        self._give(outcome.sequence)
+
+    def _give(self, sequence: int) -> None:
+        self._given.add(sequence)
         while self._order and self._order[0] in self._given:
             self._given.discard(heapq.heappop(self._order))
         self._turns = 0
 
-    async def turn(self, outcome: Outcome) -> None:
+    @property
+    def over(self) -> bool:
+        """Everything recorded has been given, and the flow has come to rest after it."""
+        return not self._order and self._at_rest
+
+    async def turn(self, sequence: int) -> None:
         """Wait until every earlier outcome has been given, and the flow has come to rest after the last."""
-        if self._at_rest and self._is_next(outcome.sequence):
+        if self._at_rest and self._is_next(sequence):
             self._go_on()
             return
         future: asyncio.Future[None] = self._loop.create_future()
-        heapq.heappush(self._asking, (outcome.sequence, future))
+        heapq.heappush(self._asking, (sequence, future))
         self._turns = 0
         self._tick_soon()
         try:
             await future
         except asyncio.CancelledError:
-            self.give(outcome)  # nobody will ask for it again
+            self._give(sequence)  # nobody will ask for it again
             raise
+
+    async def end(self) -> None:
+        """Wait until replay is over: what a branch does anew happens after everything that is recorded of the others."""
+        if not self.over:
+            future: asyncio.Future[None] = self._loop.create_future()
+            self._behind.append(future)
+            self._tick_soon()
+            await future
 
     @contextlib.contextmanager
     def delayed(self) -> Iterator[None]:
@@ -175,5 +188,11 @@ class Replayer:
             if self._is_next(self._asking[0][0]):
                 heapq.heappop(self._asking)[1].set_result(None)
                 self._go_on()
-        if self._asking or not self._at_rest:
+        elif self._at_rest and not patient:
+            self._order.clear()
+        while self.over and self._behind:
+            future = self._behind.pop(0)
+            if not future.done():
+                future.set_result(None)
+        if self._asking or self._behind or not self._at_rest:
             self._tick_soon()

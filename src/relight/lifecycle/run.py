@@ -127,7 +127,6 @@ class LiveRun:
         self.ended = False  # it is terminal, durably
         self.over = False  # nothing of this object may act any more
         self.held: tuple[Hold, str] | None = None  # it cannot go on, and why
-        self.pausing = False  # it has been told to pause, and leaves memory in a moment
         self.departing = False  # somebody is taking it out of memory
         self.restored = len(state.outcomes)
         self.recovered = False  # its last owner died: what was in flight then is repeated
@@ -158,7 +157,8 @@ class LiveRun:
         return None
 
     def recorded_in(self, path: str) -> list[str] | None:
-        return None if self.replayer is None else self.replayer.scopes.get(path)
+        replayer = self.replayer
+        return None if replayer is None else replayer.scopes.get(path, None if replayer.over else [])
 
     @property
     def sole(self) -> bool:
@@ -166,16 +166,16 @@ class LiveRun:
         return not self.tasks and len(self.threads) <= 1
 
     async def replayed(self, scope: Scope, key: str, kind: str) -> Outcome | None:
-        """The recorded outcome of an operation that begins now, in its turn; None when it has to be done.
-
-        A recorded cancellation is raised here. Only call it while `scope.recorded` is not None.
-        """
+        """The recorded outcome of an operation that begins now, in its turn; None when it has to be done. A recorded
+        cancellation is raised. Only call it while `scope.recorded` is not None."""
         replayer = self.replayer
-        if replayer is None:
-            scope.recorded = None
-            return None
+        assert replayer is not None
         outcome = self._find(replayer, scope, key, kind)
         if outcome is None:
+            if not self.sole:
+                await replayer.end()
+            if self.stopping is not None:
+                raise Unwind(self.stopping)
             return None
         if outcome.ending is Ending.GIVEN_UP:
             replayer.give(outcome)
@@ -185,7 +185,7 @@ class LiveRun:
             if outcome.blob:  # fetched before its turn comes, or what follows would overtake it
                 with replayer.delayed():
                     outcome.output, outcome.blob = msgspec.Raw(await self.load(NULL, outcome.blob)), ""
-            await replayer.turn(outcome)
+            await replayer.turn(outcome.sequence)
         replayer.give(outcome)
         if outcome.ending is Ending.CANCELLED:
             hold.mark_cancel_seen(scope)
