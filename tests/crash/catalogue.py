@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from relight.testing.crashpoints import Check
 from tests.crash import checks
+
+from relight.testing.crashpoints import Check
 
 PARKING = {"park_after": "1ms"}  # whatever waits, leaves memory
 
 
 class Shape(NamedTuple):
     scenario: str
-    config: dict[str, Any] = {}
+    config: dict[str, Any] | None = None
     check: Check | None = None
     parks: bool = False  # an undisturbed run of it must leave memory and come back
 

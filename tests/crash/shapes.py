@@ -262,8 +262,7 @@ async def signals_during(rl: Relight, life: Life) -> Any:
     async def waits_again() -> bool:
         row = await life.store.get_run(handle.id)
         assert row is not None
-        between = [line for line in life.facts("end", "between")]
-        return row.status.terminal or (row.status is Status.WAITING and bool(between))
+        return row.status.terminal or (row.status is Status.WAITING and bool(life.facts("end", "between")))
 
     await life.until(waits_again)
     await _signal(life, handle, 2)
@@ -300,7 +299,7 @@ async def guarded_wait() -> list[str]:
     async with _resource(trail):
         try:
             await sleep(NAP)
-        except Exception:
+        except Exception:  # noqa: BLE001 - as flows have it
             trail.append(await work("except"))
         finally:
             trail.append(await work("finally"))
@@ -332,7 +331,7 @@ def sync_hopeless() -> None:
 async def retrying() -> list[str]:
     first = await flaky("first")
     try:
-        await sync_hopeless()  # type: ignore[func-returns-value]
+        await sync_hopeless()
         second = "found"
     except LookupError as error:
         second = str(error)
@@ -380,7 +379,7 @@ async def once_per_attempt(label: str) -> str:
 
 @flow
 async def never_twice() -> list[str]:
-    found = []
+    found: list[str] = []
     for each in (once, once_per_attempt, once):
         label = f"once {len(found)}"
         try:
@@ -487,7 +486,8 @@ async def paused_and_resumed(rl: Relight, life: Life) -> Any:
 
 @flow
 def sync_child(name: str) -> str:
-    return sync_work(f"child {name}")
+    found: str = sync_work(f"child {name}")
+    return found
 
 
 def _both(name: str) -> list[str]:

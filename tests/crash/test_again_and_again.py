@@ -6,10 +6,10 @@ import random
 from typing import Any
 
 import pytest
-
-from relight.testing.crashpoints import MODES, CrashPlan, Report
 from tests.crash.catalogue import SHAPES
 from tests.crash.conftest import Explorers, Verify
+
+from relight.testing.crashpoints import MODES, CrashPlan, Report
 
 # First kills after which every operation of the recovery is tried as the second: in the middle of what the shape is about.
 SECOND_ORDER = {
@@ -40,7 +40,7 @@ def test_killed_again_at_every_point_of_its_recovery(name: str, explorers: Explo
 def test_killed_again_after_every_first_point(name: str, explorers: Explorers, verify: Verify) -> None:
     shape = SHAPES[name]
     explorer = explorers(shape.scenario, config=shape.config, check=shape.check)
-    total = len(explorer.baseline.outcome.operations)
+    total = len(explorer.baseline.operations)
     for operation in range(1, total + 1):
         verify(explorer.explore(("before", "after"), before=[CrashPlan("before", operation)]))
 
@@ -59,12 +59,12 @@ def test_ten_kills_in_a_row(plan: str, explorers: Explorers, verify: Verify) -> 
 
 
 def test_an_eleventh_crash_without_progress_is_poison(explorers: Explorers) -> None:
-    """It is held, visibly and with the action that frees it; resume() is that action."""
+    """The first crash and ten that no recovery survived. It is held, visibly, and resume() frees it, as it says."""
 
     def check(trial: Any) -> None:
         held, freed = trial.outcome.value
         assert held["status"] == "held"
-        assert "died 11 times in a row" in held["error"], held
+        assert "died 10 times in a row" in held["error"], held
         assert "resume()" in held["error"], held
         assert freed == {"status": "completed", "result": [f"step {number}" for number in range(10)]}
 
@@ -89,7 +89,7 @@ def test_random_series_of_kills(seed: int, explorers: Explorers, verify: Verify)
     chance = random.Random(seed)
     for name, shape in SHAPES.items():
         explorer = explorers(shape.scenario, config=shape.config, check=shape.check)
-        total = len(explorer.baseline.outcome.operations)
+        total = len(explorer.baseline.operations)
         report = Report(scenario=f"{name}, seed {seed}")
         for _ in range(10):
             plans = [CrashPlan(chance.choice(MODES), chance.randint(1, total)) for _ in range(chance.randint(1, 8))]

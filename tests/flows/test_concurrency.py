@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from relight import RunFailedError, flow, parallel, random, sleep, step, uuid, wait_for
+from relight import Retry, RunFailedError, flow, parallel, random, sleep, step, uuid, wait_for
 from relight.errors import DefinitionError
 from relight.model import journal as j
+from relight.model.run import Message, MessageKind
 from tests.flows.world import World, until
 
 
@@ -245,6 +246,67 @@ async def test_the_first_of_two_branches_decides_also_after_a_crash_in_between(w
     assert effects == ["fast"]
 
 
+async def test_a_dead_heat_has_one_winner_live_and_replayed(world: World):
+    """Both are recorded by one commit; still the flow sees one of them first, and the same one again."""
+    gate = asyncio.Event()
+    seen: list[list[str]] = []
+
+    @step
+    async def race(name: str) -> str:
+        await gate.wait()
+        return name
+
+    @flow
+    async def racing() -> list[str]:
+        tasks = [asyncio.create_task(race(name), name=name) for name in "abc"]
+        order: list[str] = []
+        seen.append(order)
+        pending = set(tasks)
+        while pending:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            order.append("+".join(sorted(task.result() for task in done)))
+        await wait_for("go")
+        return order
+
+    rl = await world.open()
+    run = await rl.start(racing, id="r")
+    await until(lambda: len(gate._waiters) == 3)
+    gate.set()
+    await world.until_status("waiting", run)
+    rl = await world.crash_and_reopen()
+    await (await rl.get("r")).signal("go")
+    assert await (await rl.get("r")).result() == ["a", "b", "c"]
+    assert seen == [["a", "b", "c"]] * 2
+
+
+async def test_large_results_do_not_lose_their_place(world: World):
+    """A result that has to be fetched takes a moment longer in replay; it must not be overtaken because of that."""
+    gates = {name: asyncio.Event() for name in ("large", "small")}
+    seen: list[str] = []
+
+    @step
+    async def race(name: str) -> str:
+        await gates[name].wait()
+        return name * (1000 if name == "large" else 1)
+
+    @flow
+    async def racing() -> None:
+        tasks = [asyncio.create_task(race(name)) for name in ("small", "large")]
+        for future in asyncio.as_completed(tasks):
+            seen.append((await future)[:5])
+        await wait_for("go")
+
+    rl = await world.open(payload_blob_threshold=1000)
+    run = await rl.start(racing)
+    for count, name in enumerate(("large", "small"), start=1):
+        gates[name].set()
+        await until(lambda count=count: len(seen) == count)
+    await world.until_status("waiting", run)
+    await world.crash_and_reopen()
+    await until(lambda: len(seen) == 4)
+    assert seen == ["large", "small"] * 2
+
+
 async def test_as_completed_replays_the_same_order(world: World):
     orders: list[list[int]] = []
     gates = [asyncio.Event() for _ in range(4)]
@@ -382,6 +444,114 @@ async def test_a_loser_that_was_cancelled_is_not_begun_again_by_replay(world: Wo
     await (await rl.get("r")).signal("go")
     assert await (await rl.get("r")).result("10s") == "fast"
     assert sorted(calls) == ["fast", "slow"]
+
+
+async def test_a_child_run_the_flow_gave_up_on(world: World):
+    calls: list[str] = []
+
+    @step
+    async def note(what: str) -> str:
+        calls.append(what)
+        return what
+
+    @flow
+    async def child() -> str:
+        try:
+            await note("begun")
+            await asyncio.Event().wait()
+        finally:
+            await note("cleaned up")
+        return "never"
+
+    @flow
+    async def parent() -> list[str]:
+        found = []
+        for _ in range(2):
+            try:
+                async with asyncio.timeout(0.02):
+                    found.append(await child())
+            except TimeoutError:
+                found.append(await note("too late"))
+        await wait_for("go")
+        return found
+
+    rl = await world.open()
+    run = await rl.start(parent, id="r")
+    await world.until_status("waiting", run)
+    once = ["begun", "cleaned up", "too late"]
+    assert calls == once * 2
+    rl = await world.crash_and_reopen()
+    run = await rl.get("r")
+    await run.signal("go")
+    assert await run.result("10s") == ["too late", "too late"]
+    assert calls == once * 2
+    children = (await rl.list(parent="r")).runs
+    assert {child.id: child.status for child in children} == {"r/child": "cancelled", "r/child:1": "cancelled"}
+    assert "gave up on it" in children[0].reason
+
+
+async def test_given_up_in_an_attempt_of_a_flow_that_is_retried(world: World):
+    calls: list[str] = []
+
+    @step
+    async def slow() -> str:
+        calls.append("slow")
+        if len(calls) == 1:
+            await asyncio.Event().wait()
+        return "at last"
+
+    @flow(retry=Retry(2))
+    async def impatient() -> str:
+        async with asyncio.timeout(0.02 if not calls else 10):
+            return await slow()
+
+    rl = await world.open()
+    assert await rl.run(impatient) == "at last"
+    assert calls == ["slow", "slow"]
+
+
+async def test_a_step_whose_body_raises_cancelled_error_by_itself(world: World):
+    @step
+    async def odd() -> None:
+        task = asyncio.create_task(asyncio.Event().wait())
+        task.cancel()
+        await task
+
+    @flow
+    async def catching() -> str:
+        try:
+            await odd()
+        except asyncio.CancelledError:
+            pass
+        await wait_for("go")
+        return "caught"
+
+    rl = await world.open()
+    run = await rl.start(catching, id="r")
+    await world.until_status("waiting", run)
+    rl = await world.crash_and_reopen()
+    await (await rl.get("r")).signal("go")
+    assert await (await rl.get("r")).result("10s") == "caught"
+
+
+async def test_a_signal_that_comes_as_the_flow_gives_up_is_kept_for_the_next_wait(world: World):
+    @flow
+    async def impatient() -> list[str]:
+        waiting = asyncio.create_task(wait_for("answer"))
+        await wait_for("give up")
+        waiting.cancel()  # its signal came in the same moment
+        await asyncio.wait([waiting])
+        return [str(waiting.cancelled()), await wait_for("answer", str)]
+
+    rl = await world.open()
+    run = await rl.start(impatient, id="r")
+    await until(lambda: _count(world, "r", j.WaitStarted, 2))
+    live = rl.orchestrator.live["r"]
+    for name in ("give up", "answer"):
+        await world.rl.services.store.post([Message(run_id="r", kind=MessageKind.SIGNAL, name=name, payload=b'"yes"')])
+    for message in await rl.services.store.inbox(["r"]):
+        live.deliver(message)  # both in one turn of the loop
+    assert await run.result("10s") in (["True", "yes"], ["False", "yes"])
 
 
 async def test_a_wait_the_flow_gave_up_on_does_not_take_a_later_signal(world: World):

@@ -17,9 +17,9 @@ from __future__ import annotations
 import asyncio
 import asyncio.taskgroups
 import asyncio.tasks
-import inspect
 from typing import TYPE_CHECKING, Any
 
+from relight.lifecycle.races import innermost_frame, waiting_in
 from relight.lifecycle.threads import DurableFuture
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 _GATHERING: Any = vars(asyncio.tasks)["_GatheringFuture"]  # no public name for what gather() returns
 _TASK_GROUP_EXIT = asyncio.TaskGroup.__aexit__.__code__
 _TASK_GROUP_INNER = getattr(asyncio.TaskGroup, "_aexit", asyncio.TaskGroup.__aexit__).__code__
-_WAIT = vars(asyncio.tasks)["_wait"].__code__  # the coroutine under asyncio.wait()
 
 
 def is_blocked(run: LiveRun) -> bool:
@@ -49,12 +48,11 @@ def _waits_durably(task: asyncio.Task[Any], tasks: set[asyncio.Task[Any]]) -> bo
         return False
     if _ends_with_others(waiter, tasks):
         return True
-    frame = _innermost_frame(task)
-    if frame is None:
-        return False
-    if frame.f_code in (_TASK_GROUP_EXIT, _TASK_GROUP_INNER):
+    frame = innermost_frame(task)
+    if frame is not None and frame.f_code in (_TASK_GROUP_EXIT, _TASK_GROUP_INNER):
         return True
-    return frame.f_code is _WAIT and frame.f_locals.get("timeout_handle") is None
+    waiting = waiting_in(task)
+    return waiting is not None and waiting.get("timeout_handle") is None
 
 
 def _ends_with_others(future: Any, tasks: set[asyncio.Task[Any]]) -> bool:
@@ -62,16 +60,6 @@ def _ends_with_others(future: Any, tasks: set[asyncio.Task[Any]]) -> bool:
         return True
     gathered = getattr(future, "_children", None) if isinstance(future, _GATHERING) else None
     return gathered is not None and all(child.done() or _ends_with_others(child, tasks) for child in gathered)
-
-
-def _innermost_frame(task: asyncio.Task[Any]) -> Any:
-    """The frame of the coroutine that really waits, at the end of the chain of awaits."""
-    awaited: Any = task.get_coro()
-    frame = None
-    while inspect.iscoroutine(awaited):
-        frame = awaited.cr_frame
-        awaited = awaited.cr_await
-    return frame
 
 
 def _has_timeout(run: LiveRun, tasks: set[asyncio.Task[Any]]) -> bool:

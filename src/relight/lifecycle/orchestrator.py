@@ -18,17 +18,18 @@ from relight.flow.definitions import Flow
 from relight.flow.scope import start_task
 from relight.lifecycle import execute, hold
 from relight.lifecycle.blocked import is_blocked
+from relight.lifecycle.mail import Mail
 from relight.lifecycle.overtaken import Overtaken
 from relight.lifecycle.patience import Patience
 from relight.lifecycle.recover import take_up
 from relight.lifecycle.run import LiveRun, Services
+from relight.lifecycle.watchers import Watcher, Watchers
 from relight.model.replay import TreeState
-from relight.model.run import Hold, Message, MessageKind, Run, Status
+from relight.model.run import Hold, Message, Run, Status
 from relight.telemetry import Token, log
 
 CHECK_SECONDS = 5.0  # between looks at the store when nothing wakes us
 PASS_LIMIT = 100  # runs per pass; a full pass is followed at once by the next
-MESSAGE_LIMIT = 1000
 
 
 class Orchestrator:
@@ -39,12 +40,10 @@ class Orchestrator:
         self.live: dict[str, LiveRun] = {}
         self._overtaken = Overtaken(services, self.live)
         self.taking: set[str] = set()  # being claimed and restored right now
-        self._unheard: dict[str, set[int]] = {}  # left memory while they were told something: what they did hear
-        self._early: dict[str, list[Message]] = {}  # for runs that are ours already and in memory only in a moment
+        self._mail = Mail(self)
         self.stopping = False
         self._reserved = 0  # rooms promised to runs that are being created
-        self._watchers: dict[str, list[Callable[[Run | None], None]]] = {}
-        self._last_message = 0
+        self._watchers = Watchers()
         self._timer: Timer | None = None
         self._timer_at: float | None = None
         self._wanted = asyncio.Event()
@@ -74,9 +73,7 @@ class Orchestrator:
         runs = list(self.live.values())
         if runs:
             await asyncio.gather(*(self._let_go(run, grace_seconds) for run in runs))
-        for watchers in list(self._watchers.values()):
-            for watcher in watchers:
-                watcher(None)
+        self._watchers.tell_all_but(())
 
     async def _let_go(self, run: LiveRun, grace_seconds: float) -> None:
         """Shut down one run: it is free at once for whoever opens the store next, and that counts as no crash."""
@@ -134,7 +131,7 @@ class Orchestrator:
         run.main = start_task(self.services.loop, execute.drive(run, flow), None, "relight-run")
         if run.status in (Status.PAUSED, Status.PENDING):
             run.set_running()
-        for message in (*_in_effect(run, messages), *self._early.pop(run.id, ())):
+        for message in self._mail.opened_for(run, messages):
             run.deliver(message)
         if run.cancel_reason is not None:
             hold.begin_grace(run)
@@ -156,7 +153,7 @@ class Orchestrator:
         if run.writer.fenced or self.stopping:
             return
         if run.missed:
-            self._unheard[run.id] = run.heard
+            self._mail.missed_by(run)
             self._wanted.set()
         self._room_is_free()
 
@@ -176,28 +173,12 @@ class Orchestrator:
 
     # ---- watching runs
 
-    def watch(self, run_id: str, watcher: Callable[[Run | None], None]) -> Callable[[], None]:
-        """Tell `watcher` when the run ends (its final row), or when something about it changed that it should look at
-        (None). Returns what takes it back."""
-        self._watchers.setdefault(run_id, []).append(watcher)
-
-        def unwatch() -> None:
-            watchers = self._watchers.get(run_id, [])
-            if watcher in watchers:
-                watchers.remove(watcher)
-            if not watchers:
-                self._watchers.pop(run_id, None)
-
-        return unwatch
-
-    def _tell_watchers(self) -> None:
-        """Whoever watches a run that is not in memory here should look at the store."""
-        for run_id in [run_id for run_id in self._watchers if run_id not in self.live]:
-            self.tell(run_id)
+    def watch(self, run_id: str, watcher: Watcher) -> Callable[[], None]:
+        """Be told of a run's end, or to look at it. Returns what takes it back."""
+        return self._watchers.add(run_id, watcher)
 
     def tell(self, run_id: str, row: Run | None = None) -> None:
-        for watcher in list(self._watchers.get(run_id, ())):
-            watcher(row)
+        self._watchers.tell(run_id, row)
 
     # ---- the wake-ups
 
@@ -230,7 +211,7 @@ class Orchestrator:
 
     def _changed(self) -> None:
         """Another process has written."""
-        self._tell_watchers()
+        self._watchers.tell_all_but(self.live)
         self._overtaken.others_wrote = True
         self._look_again = self._listen_again = True
         self._wanted.set()
@@ -257,15 +238,15 @@ class Orchestrator:
                     await self._wanted.wait()
             if not self._wanted.is_set():
                 self._look_again = self._listen_again = True
-                self._tell_watchers()
+                self._watchers.tell_all_but(self.live)
             self._wanted.clear()
             try:
                 await self._resolve_doubts()
-                await self._recheck()
+                await self._mail.recheck()
                 await self._overtaken.look()
                 if self._listen_again:
                     self._listen_again = False
-                    await self._hear()
+                    await self._mail.hear()
                 if self._look_again and self.room > 0:
                     self._look_again = False
                     await self._take_due()
@@ -299,66 +280,34 @@ class Orchestrator:
         if upcoming is not None:
             self.wake_at(upcoming)
 
-    async def _hear(self) -> None:
-        """Messages that any process has posted since we last looked."""
-        while True:
-            messages = await self.services.store.messages_after(self._last_message, MESSAGE_LIMIT)
-            if not messages:
-                return
-            await self._route(messages)
-            self._last_message = messages[-1].id  # not before: what fails on the way is heard again
-            if len(messages) < MESSAGE_LIMIT:
-                return
+    def wake(self, rows: Sequence[Run]) -> None:
+        """Take up parked or paused runs for what they were told, as soon as there is room for them."""
+        wanted = [row for row in rows if self._may_take(row.id)]
+        if wanted:
+            self.services.background.start(self._wake(wanted), "wake")
 
-    async def _route(self, messages: list[Message]) -> None:
-        parked: dict[str, list[Message]] = {}
-        for message in messages:
-            if not self._deliver(message):
-                parked.setdefault(message.run_id, []).append(message)
-        if not parked:
-            return
-        rows = await self.services.store.get_runs(list(parked))
-        for row in rows:
-            if row.owner == self.services.owner:
-                self._early.setdefault(row.id, []).extend(m for m in parked[row.id] if not self._deliver(m))
-        wakened = [row for row in rows if self._may_take(row.id) and _wakes(row, parked[row.id])]
-        for start in range(0, len(wakened), PASS_LIMIT):
-            await take_up(self, wakened[start : start + PASS_LIMIT], crashed=False)
-
-    def _deliver(self, message: Message) -> bool:
-        """To a run in memory, or one about to be: its inbox may have been read just before this message came."""
-        run = self.live.get(message.run_id)
-        if run is not None:
-            run.deliver(message)
-        elif message.run_id in self.taking:
-            self._early.setdefault(message.run_id, []).append(message)
-        return run is not None or message.run_id in self.taking
+    async def _wake(self, rows: list[Run]) -> None:
+        while rows:
+            await self.wait_for_room()
+            count = min(PASS_LIMIT, self.room)
+            part, rows = rows[:count], rows[count:]
+            with contextlib.suppress(StoreUnavailableError):  # then they are in doubt, and looked at again
+                await take_up(self, part, crashed=False)
 
     def taken(self, run_ids: Sequence[str]) -> None:
         """Taking these up is over, whether they are in memory now or not."""
         self.taking.difference_update(run_ids)
-        for run_id in run_ids:
-            if self._early.pop(run_id, None):  # it was not driven after all
-                self._unheard.setdefault(run_id, set())
-                self._wanted.set()
-
-    async def _recheck(self) -> None:
-        """Runs that left memory when they were told something they could no longer hear: perhaps it wakes them."""
-        unheard = dict(self._unheard)
-        if not unheard:
-            return
-        waiting = await self.services.store.inbox(list(unheard))
-        await self._route([message for message in waiting if message.id not in unheard[message.run_id]])
-        for run_id, heard in unheard.items():
-            if self._unheard.get(run_id) is heard:  # else it has come and gone once more
-                del self._unheard[run_id]
+        if any([self._mail.not_opened_for(run_id) for run_id in run_ids]):
+            self._wanted.set()
 
     async def free(self, flows: Sequence[str]) -> None:
         """Take up the runs that are held because one of these flows was missing."""
         patience = Patience()
         while not self.stopping:
             try:
-                held = await self.services.store.held(Hold.DEFINITION, flows, PASS_LIMIT)
+                await self.wait_for_room()
+                limit = min(PASS_LIMIT, self.room)
+                held = await self.services.store.held(Hold.DEFINITION, flows, limit)
                 if held:
                     names = ", ".join(sorted({row.flow for row in held}))
                     log(logging.INFO, Token.DEFINITION_FOUND, f"{len(held)} runs held for want of {names} go on")
@@ -367,7 +316,7 @@ class Orchestrator:
                 log(logging.WARNING, Token.RECOVERY_FAILED, f"{error}; looking again in {patience.seconds:.2g}s")
                 await patience.pause()
             else:
-                if len(held) < PASS_LIMIT:
+                if len(held) < limit:
                     return
 
     async def _resolve_doubts(self) -> None:
@@ -379,22 +328,3 @@ class Orchestrator:
         for crashed in (False, True):
             ours = [row for row in rows if row.owner == self.services.owner and doubtful[row.id] is crashed]
             await take_up(self, ours, crashed=crashed)
-
-
-def _in_effect(run: LiveRun, messages: Sequence[Message]) -> list[Message]:
-    """What an inbox comes to: of pauses and resumes only the last counts, and only if it is a pause."""
-    switches = [message for message in messages if message.kind in (MessageKind.PAUSE, MessageKind.RESUME)]
-    if switches and switches[-1].kind is MessageKind.PAUSE:
-        switches.pop()
-    over = {message.id for message in switches}
-    if over:
-        run.writer.consume(over)
-    return [message for message in messages if message.id not in over]
-
-
-def _wakes(row: Run, messages: Sequence[Message]) -> bool:
-    """Whether a run that is not in memory is taken up for these messages."""
-    if row.status is Status.PAUSED:
-        # Whoever its owner is: one that claimed it and died before it could go on left it paused, for nobody to recover.
-        return any(message.kind in (MessageKind.RESUME, MessageKind.CANCEL) for message in messages)
-    return row.status is Status.WAITING and row.owner is None

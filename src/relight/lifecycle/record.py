@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 
 from relight.errors import StoreUnavailableError
 from relight.lifecycle.patience import Patience
+from relight.lifecycle.races import OneByOne
 from relight.model.journal import Event, encode_event
 from relight.model.run import ItemResult, Message, Run, RunChange
 from relight.ports.store import Commit, CommitResult, Committed, Store
@@ -49,6 +50,7 @@ class Writer:
         "epoch",
         "failed",
         "fenced",
+        "in_turn",
         "lost",
         "on_checkpoint",
         "on_fenced",
@@ -74,6 +76,7 @@ class Writer:
         self.lost = False  # nothing of this writer is written any more: see fenced and failed
         self.fenced = False  # another owner has the run: nothing of ours is written any more
         self.failed: BaseException | None = None  # the recorder gave up on a draft of this writer
+        self.in_turn: OneByOne | None = None  # once the run has branches: lets them go on in the order of the journal
         self._recorder = recorder
         self._draft: Commit | None = None
         self._waiters: Waiters = None  # of the draft
@@ -128,6 +131,12 @@ class Writer:
         """Commit, even if it is nothing: the store's answer tells whether the run is still ours."""
         _ = self.draft
 
+    def branch(self, parent: asyncio.Task[object] | None) -> None:
+        """Code of the run has made a task: from now on outcomes may race."""
+        if self.in_turn is None:
+            self.in_turn = OneByOne(self._recorder.loop)
+        self.in_turn.watch(parent)
+
     def committed(self) -> asyncio.Future[None]:
         """Ends when everything added so far is durable, or when it never will be: check `fenced` and `failed` then."""
         future: asyncio.Future[None] = asyncio.Future(loop=self._recorder.loop)
@@ -160,7 +169,10 @@ class Writer:
         self.sequence = sequence
         self._sent = False
         waiters, self._sent_waiters = self._sent_waiters, None
-        _wake(waiters)
+        if self.in_turn is None or waiters is None:
+            _wake(waiters)
+        else:
+            self.in_turn.wake(waiters if isinstance(waiters, list) else [waiters])
         if self.checkpoint_at is not None and sequence >= self.checkpoint_at:
             self.on_checkpoint()
 

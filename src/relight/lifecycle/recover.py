@@ -36,6 +36,7 @@ async def take_up(orchestrator: Orchestrator, rows: list[Run], *, crashed: bool)
         return 0
     ids = [row.id for row in rows]
     orchestrator.taking.update(ids)
+    missing: set[str] = set()  # flows
     try:
         store = orchestrator.services.store
         epochs = await store.claim({row.id: row.epoch for row in rows}, orchestrator.services.owner)
@@ -68,6 +69,8 @@ async def take_up(orchestrator: Orchestrator, rows: list[Run], *, crashed: bool)
                 await run.writer.committed()  # one commit for all: a crash from here on counts against the run
             if not run.writer.fenced:
                 await _act(orchestrator, run, decision, inboxes.get(run.id, []), crashed)
+                if decision.action is Action.HOLD_DEFINITION:
+                    missing.add(run.row.flow)
         return len(claimed)
     except StoreError:
         # Perhaps they are claimed: then nobody but this process would ever look at them again.
@@ -75,6 +78,10 @@ async def take_up(orchestrator: Orchestrator, rows: list[Run], *, crashed: bool)
         raise
     finally:
         orchestrator.taken(ids)
+        for name in missing:
+            if orchestrator.services.registry.find(name) is not None:
+                # Registered while they were being held: whoever looked for held runs then could not take these up yet.
+                orchestrator.flow_registered(name)
 
 
 def _decide(
@@ -114,9 +121,6 @@ async def _act(
         return
     orchestrator.live[run.id] = run
     await hold.depart(run, decision.reason, 0.0, _final_write(run, decision, messages))
-    if decision.action is Action.HOLD_DEFINITION and orchestrator.services.registry.find(run.row.flow) is not None:
-        # Registered while it was being held: whoever looked for held runs then did not see this one yet.
-        orchestrator.flow_registered(run.row.flow)
 
 
 def _final_write(run: LiveRun, decision: Decision, messages: list[Message]) -> Callable[[], None] | None:

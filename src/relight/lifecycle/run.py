@@ -352,6 +352,7 @@ class LiveRun:
 
     def adopt(self, scope: Scope, task: asyncio.Task[Any]) -> None:
         self.tasks.add(task)
+        self.writer.branch(asyncio.current_task())
         task.add_done_callback(self._task_done)
 
     def _task_done(self, task: asyncio.Task[Any]) -> None:
