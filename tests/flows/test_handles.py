@@ -658,6 +658,7 @@ async def test_a_signal_with_an_id_counts_once(world: World):
 
     rl = await world.open()
     run = await rl.start(counting, id="r")
+    await world.until_status("waiting", run)
     for _ in range(3):
         await run.signal("n", "one", id="m-1")
     rl = await world.crash_and_reopen()

@@ -297,8 +297,9 @@ class Orchestrator:
     def taken(self, run_ids: Sequence[str]) -> None:
         """Taking these up is over, whether they are in memory now or not."""
         self.taking.difference_update(run_ids)
-        if any([self._mail.not_opened_for(run_id) for run_id in run_ids]):
-            self._wanted.set()
+        for run_id in run_ids:
+            if self._mail.not_opened_for(run_id):
+                self._wanted.set()
 
     async def free(self, flows: Sequence[str]) -> None:
         """Take up the runs that are held because one of these flows was missing."""

@@ -28,6 +28,14 @@ if TYPE_CHECKING:
     from relight.lifecycle.orchestrator import Orchestrator
 
 
+class _Restored(msgspec.Struct):
+    """A claimed run on its way back: what will be done with it, and what it was told meanwhile."""
+
+    run: LiveRun
+    decision: Decision
+    inbox: list[Message]
+
+
 async def take_up(orchestrator: Orchestrator, rows: list[Run], *, crashed: bool) -> int:
     """Bring these unfinished roots into memory and drive them; how many were claimed."""
     rows = [row for row in rows if not row.status.terminal and row.id not in orchestrator.live]
@@ -36,52 +44,62 @@ async def take_up(orchestrator: Orchestrator, rows: list[Run], *, crashed: bool)
         return 0
     ids = [row.id for row in rows]
     orchestrator.taking.update(ids)
-    missing: set[str] = set()  # flows
+    restored: list[_Restored] = []
     try:
-        store = orchestrator.services.store
-        epochs = await store.claim({row.id: row.epoch for row in rows}, orchestrator.services.owner)
-        claimed = [row for row in rows if row.id in epochs]
-        if not claimed:
-            return 0
-        journals = await store.read([row.id for row in claimed])
-        inboxes: dict[str, list[Message]] = {}
-        for message in await store.inbox([row.id for row in claimed]):
-            inboxes.setdefault(message.run_id, []).append(message)
-        recovered: list[tuple[LiveRun, Decision]] = []
-        for row, journal in zip(claimed, journals, strict=True):
-            epoch = epochs[row.id]
-            try:
-                if isinstance(journal, Exception):
-                    raise journal
-                state = restore(journal)
-            except CorruptionError as error:
-                await _hold_unreadable(orchestrator, row, epoch, error, inboxes.get(row.id, []))
-                continue
-            run, decision = _decide(orchestrator, row, epoch, state, crashed)
+        epochs = await orchestrator.services.store.claim(
+            {row.id: row.epoch for row in rows}, orchestrator.services.owner
+        )
+        restored = await _restore(orchestrator, [row for row in rows if row.id in epochs], epochs, crashed)
+        for one in restored:
             if crashed:
-                run.writer.add(
-                    j.RunRecovered("", orchestrator.services.owner, row.owner, orchestrator.services.clock.now())
-                )
-                run.change(Status.RUNNING, owner=orchestrator.services.owner)
-            recovered.append((run, decision))
-        for run, decision in recovered:
-            if crashed:
-                await run.writer.committed()  # one commit for all: a crash from here on counts against the run
-            if not run.writer.fenced:
-                await _act(orchestrator, run, decision, inboxes.get(run.id, []), crashed)
-                if decision.action is Action.HOLD_DEFINITION:
-                    missing.add(run.row.flow)
-        return len(claimed)
+                await one.run.writer.committed()  # one commit for all: a crash from here on counts against the run
+            if not one.run.writer.fenced:
+                await _act(orchestrator, one, crashed)
+        return len(epochs)
     except StoreError:
         # Perhaps they are claimed: then nobody but this process would ever look at them again.
         orchestrator.doubt(ids, crashed=crashed)
         raise
     finally:
         orchestrator.taken(ids)
-        for name in missing:
-            if orchestrator.services.registry.find(name) is not None:
-                # Registered while they were being held: whoever looked for held runs then could not take these up yet.
-                orchestrator.flow_registered(name)
+        _free_again(orchestrator, restored)
+
+
+async def _restore(
+    orchestrator: Orchestrator, rows: list[Run], epochs: dict[str, int], crashed: bool
+) -> list[_Restored]:
+    """Read the claimed runs' journals and inboxes, replay them, and decide. One that cannot be read is held here."""
+    if not rows:
+        return []
+    store = orchestrator.services.store
+    journals = await store.read([row.id for row in rows])
+    inboxes: dict[str, list[Message]] = {row.id: [] for row in rows}
+    for message in await store.inbox([row.id for row in rows]):
+        inboxes[message.run_id].append(message)
+    restored = []
+    for row, journal in zip(rows, journals, strict=True):
+        try:
+            if isinstance(journal, Exception):
+                raise journal
+            state = restore(journal)
+        except CorruptionError as error:
+            await _hold_unreadable(orchestrator, row, epochs[row.id], error, inboxes[row.id])
+            continue
+        run, decision = _decide(orchestrator, row, epochs[row.id], state, crashed)
+        if crashed:
+            now = orchestrator.services.clock.now()
+            run.writer.add(j.RunRecovered("", orchestrator.services.owner, row.owner, now))
+            run.change(Status.RUNNING, owner=orchestrator.services.owner)
+        restored.append(_Restored(run, decision, inboxes[row.id]))
+    return restored
+
+
+def _free_again(orchestrator: Orchestrator, restored: list[_Restored]) -> None:
+    """Flows registered while runs were being held for want of them: whoever looked for held runs then came too early."""
+    missing = {one.run.row.flow for one in restored if one.decision.action is Action.HOLD_DEFINITION}
+    for name in missing:
+        if orchestrator.services.registry.find(name) is not None:
+            orchestrator.flow_registered(name)
 
 
 def _decide(
@@ -105,10 +123,9 @@ def _decide(
     return run, decision
 
 
-async def _act(
-    orchestrator: Orchestrator, run: LiveRun, decision: Decision, messages: list[Message], crashed: bool
-) -> None:
-    """Do what was decided. Requests that waited in the inbox come first: a paused run stays paused unless resumed."""
+async def _act(orchestrator: Orchestrator, restored: _Restored, crashed: bool) -> None:
+    """Do what was decided."""
+    run, decision = restored.run, restored.decision
     flow = orchestrator.services.registry.find(run.row.flow)
     if decision.action is Action.RESUME and flow is not None:
         if crashed:
@@ -117,10 +134,10 @@ async def _act(
                 Token.RUN_RESUMED,
                 f"run {run.id} of flow {run.row.flow!r}: {decision.reason}; {run.restored} operations restored",
             )
-        orchestrator.drive(run, flow, messages)
+        orchestrator.drive(run, flow, restored.inbox)
         return
     orchestrator.live[run.id] = run
-    await hold.depart(run, decision.reason, 0.0, _final_write(run, decision, messages))
+    await hold.depart(run, decision.reason, 0.0, _final_write(run, decision, restored.inbox))
 
 
 def _final_write(run: LiveRun, decision: Decision, messages: list[Message]) -> Callable[[], None] | None:
@@ -135,12 +152,12 @@ def _final_write(run: LiveRun, decision: Decision, messages: list[Message]) -> C
         error = record_error(RuntimeError(decision.reason))
         encoded = msgspec.json.encode(error)
         return lambda: hold.conclude(run, j.RunFailed("", error, now), error=encoded, reason=decision.reason)
-    if decision.action is Action.HOLD_DEFINITION:
-        log(logging.WARNING, Token.DEFINITION_MISSING, f"run {run.id}: {decision.reason}")
-        run.held = (Hold.DEFINITION, decision.reason)
-    else:
+    if decision.action is Action.HOLD_POISON:
         log(logging.ERROR, Token.RUN_POISONED, f"run {run.id}: {decision.reason}")
         run.held = (Hold.POISON, decision.reason)
+    else:
+        log(logging.WARNING, Token.DEFINITION_MISSING, f"run {run.id}: {decision.reason}")
+        run.held = (Hold.DEFINITION, decision.reason)
     return None
 
 

@@ -59,11 +59,8 @@ async def perform(
         try:
             result = await step.fn(*args, **kwargs)
             data, value = step.result.seal(result, run.services.config.payload.max_bytes)
-        except Exception as error:
-            await _failed(run, step, key, digest, 1, error)
-            raise
-        except asyncio.CancelledError:
-            await cancelled(run, scope, key)
+        except (Exception, asyncio.CancelledError) as error:
+            await _failed(run, scope, step, key, digest, 1, error)
             raise
         finally:
             del run.inflight[key]
@@ -98,7 +95,7 @@ async def _attempts(
             "whether it took effect is unknown"
         )
         log(logging.WARNING, Token.STEP_INTERRUPTED, f"run {run.id}: {error}")
-        await _failed(run, step, key, digest, attempt, error)
+        await _failed(run, scope, step, key, digest, attempt, error)
         raise error
     deadline = begun.deadline if begun else None
     if begun is not None and begun.until is not None:
@@ -114,7 +111,7 @@ async def _attempts(
             data, value = step.result.seal(result, run.services.config.payload.max_bytes)
         except Exception as error:
             if step.retry is None or not step.retry.again(attempt, error):
-                await _failed(run, step, key, digest, attempt, error)
+                await _failed(run, scope, step, key, digest, attempt, error)
                 raise
             delay = step.retry.delay_after(attempt, run.services.entropy.random())
             until = run.services.clock.now() + delay
@@ -122,8 +119,8 @@ async def _attempts(
             run.record(StepRetrying(key, attempt, record_error(error), until))
             run.set_running()
             await run.settle()
-        except asyncio.CancelledError:
-            await cancelled(run, scope, key)
+        except asyncio.CancelledError as error:
+            await _failed(run, scope, step, key, digest, attempt, error)
             raise
         else:
             output, blob = run.payload(data)
@@ -191,16 +188,21 @@ async def _call(
         CURRENT.reset(token)
 
 
-async def _failed(run: LiveRun, step: Step[..., Any], key: str, digest: str, attempt: int, error: Exception) -> None:
+async def _failed(
+    run: LiveRun, scope: Scope, step: Step[..., Any], key: str, digest: str, attempt: int, error: BaseException
+) -> None:
     """A step's error is an outcome like any other: durable before the flow may react to it."""
+    if isinstance(error, asyncio.CancelledError) and await cancelled(run, scope, key):
+        return
     run.record(StepFailed(key, record_error(error), step.fingerprint, digest, attempt))
     run.set_running()
     await run.settle()
 
 
-async def cancelled(run: LiveRun, scope: Scope, key: str) -> None:
+async def cancelled(run: LiveRun, scope: Scope, key: str) -> bool:
     """An operation was cancelled from below: because the run unwinds, because it is being cancelled, or by the flow itself,
-    which gave up on it (by a timeout of its own or task.cancel()) and must find it given up when it is replayed."""
+    which gave up on it (by a timeout of its own or task.cancel()) and must find it given up when it is replayed. False if
+    nobody did: the code itself raised CancelledError, which is an error like any other."""
     if run.stopping is not None:
         raise Unwind(run.stopping)
     if run.cancel_reason is not None and not scope.cancel_seen:
@@ -208,16 +210,17 @@ async def cancelled(run: LiveRun, scope: Scope, key: str) -> None:
         if task is not None:
             task.uncancel()  # answered: from here on it travels as RunCancelled
         await hold.interrupt(run, scope, key)
-    given_up(run, key)
+    return given_up(run, key)
 
 
 def given_up(run: LiveRun, key: str) -> bool:
     """Record that the flow gave up on an operation, if it was that which cancelled it. The commit is not waited for:
     whatever the flow does next is recorded behind it, and lost with it."""
     task = asyncio.current_task()
-    if run.over or task is None or not task.cancelling():
+    if task is None or not task.cancelling():
         return False
-    run.record(OperationCancelled(key, by_flow=True))
+    if not run.over:
+        run.record(OperationCancelled(key, by_flow=True))
     return True
 
 
