@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from tests.crash import checks
-
 from relight.testing.crashpoints import Check
+from tests.crash import checks
 
 PARKING = {"park_after": "1ms"}  # whatever waits, leaves memory
 

@@ -299,7 +299,7 @@ async def guarded_wait() -> list[str]:
     async with _resource(trail):
         try:
             await sleep(NAP)
-        except Exception:  # noqa: BLE001 - as flows have it
+        except Exception:
             trail.append(await work("except"))
         finally:
             trail.append(await work("finally"))

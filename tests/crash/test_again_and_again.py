@@ -6,10 +6,10 @@ import random
 from typing import Any
 
 import pytest
-from tests.crash.catalogue import SHAPES
-from tests.crash.conftest import Explorers, Verify
 
 from relight.testing.crashpoints import MODES, CrashPlan, Report
+from tests.crash.catalogue import SHAPES
+from tests.crash.conftest import Explorers, Verify
 
 # First kills after which every operation of the recovery is tried as the second: in the middle of what the shape is about.
 SECOND_ORDER = {

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+
 from tests.docs.test_snippets import ROOT, blocks
 
 README = ROOT / "README.md"

@@ -16,7 +16,6 @@ from typing import Any
 
 import apsw
 import pytest
-from tests.flows.world import World, until
 
 from relight import (
     Handle,
@@ -47,6 +46,7 @@ from relight.errors import (
 )
 from relight.model import journal as j
 from relight.model.run import Hold, Status
+from tests.flows.world import World, until
 
 
 class Unknown:
@@ -588,7 +588,7 @@ class Foreign(threading.Thread):
             self._gate.wait()
         try:
             self._body(self._fn)
-        except BaseException as error:  # noqa: BLE001 - the test looks at it
+        except BaseException as error:
             self.error = error
 
 

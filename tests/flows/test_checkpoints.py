@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.flows.world import World, until
 
 from relight import Handle, Relight, StoreError, flow, foreach, now, parallel, random, sleep, step, uuid, wait_for
 from relight.model.journal import Journal
 from relight.model.replay import restore
 from relight.model.run import Status
+from tests.flows.world import World, until
 
 
 class Counting:

@@ -4,7 +4,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.flows.world import World, until
 
 from relight import (
     ConflictError,
@@ -20,6 +19,7 @@ from relight import (
     wait_for,
 )
 from relight.model import journal as j
+from tests.flows.world import World, until
 
 
 class Calls(list[str]):

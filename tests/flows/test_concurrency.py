@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from relight import Retry, RunFailedError, flow, parallel, random, sleep, step, uuid, wait_for
+from relight import Retry, RunFailedError, flow, parallel, random, sleep, spawn, step, uuid, wait_for
 from relight.errors import DefinitionError
 from relight.model import journal as j
 from relight.model.run import Message, MessageKind
@@ -97,7 +97,7 @@ async def test_nested_groups_with_sync_and_async_steps(world: World, seed: int):
 
     async def outer(path: str) -> list[Any]:
         first = await leaf(f"{path}.first")
-        rest: list[Any] = await asyncio.gather(inner(f"{path}.a"), inner(f"{path}.b"))
+        rest: Any = await asyncio.gather(inner(f"{path}.a"), inner(f"{path}.b"))
         return [first, *rest]
 
     @flow
@@ -417,6 +417,77 @@ async def test_a_step_the_flow_gave_up_on_is_given_up_on_again_by_replay(world: 
     assert calls == ["slow", "fallback"]  # given up on is an end like any other: it is not begun again
 
 
+@pytest.mark.parametrize("what", ["step", "retried", "sleep", "signal", "child", "spawn", "join"])
+@pytest.mark.parametrize("commit", [1, 2])
+async def test_giving_up_while_a_commit_is_under_way(world: World, what: str, commit: int):
+    """The flow's own timeout strikes while the operation waits for its first or second commit: replay goes the same way."""
+
+    @step
+    async def done() -> str:
+        return "done"
+
+    @step(retry=Retry(2), on_crash="fail")
+    async def retried() -> str:
+        return "done"
+
+    @flow
+    async def quick() -> str:
+        return await done()
+
+    @step
+    async def fallback() -> str:
+        return "instead"
+
+    operations: dict[str, Any] = {
+        "step": lambda: done(),
+        "retried": lambda: retried(),
+        "sleep": lambda: sleep(0),
+        "signal": lambda: wait_for("there", str),
+        "child": lambda: quick(),
+        "spawn": lambda: spawn(quick, id="s"),
+        "join": lambda: spawned[0],
+    }
+    spawned: list[Any] = []
+
+    @flow
+    async def impatient() -> str:
+        if what == "join":
+            spawned[:] = [await spawn(quick, id="s")]
+        await wait_for("begin")
+        try:
+            async with asyncio.timeout(0.05):
+                answer = str(await operations[what]())
+        except TimeoutError:
+            answer = await fallback()
+        await wait_for("go")
+        return answer
+
+    rl = await world.open()
+    run = await rl.start(impatient, id="r")
+    await run.signal("there", "signal")
+    await world.until_status("waiting", run)
+    store: Any = rl.services.store
+    commits: list[int] = []
+    plain = store.commit
+
+    async def slow_commit(batch: Any) -> Any:
+        commits.append(1)
+        if len(commits) == 1 + commit:  # the first is that of the signal which lets it begin
+            await asyncio.sleep(0.1)
+        return await plain(batch)
+
+    store.commit = slow_commit
+    await run.signal("begin")
+    await until(lambda: _waits_for(world, "r", "go"))
+    first = [key for key in await world.recorded("r") if "$" not in key]
+    rl = await world.crash_and_reopen()
+    run = await rl.get("r")
+    await run.signal("go")
+    answer = await run.result("10s")
+    assert answer == ("instead" if "fallback" in first else answer)
+    assert [key for key in await world.recorded("r") if key and "$" not in key] == first
+
+
 async def test_a_loser_that_was_cancelled_is_not_begun_again_by_replay(world: World):
     calls: list[str] = []
 
@@ -679,7 +750,8 @@ async def test_each_branch_has_its_own_timers_and_signals(world: World):
             await sleep(seconds)
             return seconds
 
-        return await asyncio.gather(signalled("a"), timed(20), signalled("b"), timed(10))
+        ended: Any = await asyncio.gather(signalled("a"), timed(20), signalled("b"), timed(10))
+        return ended
 
     rl = await world.open()
     run = await rl.start(branches)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.flows.world import World, until
 
 from relight import (
     ConflictError,
@@ -31,6 +30,7 @@ from relight import (
 from relight.errors import ConfigError, DefinitionError, RunCancelled
 from relight.model.run import Message, MessageKind
 from relight.testing.clock import START, FakeClock
+from tests.flows.world import World, until
 
 
 async def finish(world: World, run_id: str) -> Any:
@@ -251,15 +251,15 @@ async def test_cancel_of_a_step_in_flight_and_of_retries_that_never_end(world: W
     async def both(which: str) -> None:
         try:
             await (failing() if which == "failing" else hanging())
-        except Exception:  # noqa: BLE001 - it must not catch the cancellation
+        except Exception:
             ended.append("caught")
 
     rl = await world.open()
     for which in ("failing", "hanging"):
         run = await rl.start(both, which, id=which)
         await until(lambda: len(attempts) > 3)
-        await until(lambda: world.is_("running", run))  # noqa: B023 - it is used at once
-        await until(lambda: which == "failing" or rl.orchestrator.live["hanging"].inflight)  # noqa: B023
+        await until(lambda: world.is_("running", run))
+        await until(lambda: which == "failing" or rl.orchestrator.live["hanging"].inflight)
         await run.cancel("enough")
         await cancelled(world, which, "enough")
     assert ended == ["hanging"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.flows.world import until
 
 from relight import (
     Handle,
@@ -22,6 +21,7 @@ from relight import (
 from relight.backends.memory import MemoryStore
 from relight.clock import SYSTEM_CLOCK
 from relight.model.run import Hold, Status
+from tests.flows.world import until
 
 
 @pytest.fixture

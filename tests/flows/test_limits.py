@@ -5,10 +5,10 @@ import threading
 from typing import Any
 
 import pytest
-from tests.flows.world import World, until
 
 from relight import RelightError, flow, foreach, parallel, sleep, spawn, step, wait_for
 from relight.errors import StoreUnavailableError
+from tests.flows.world import World, until
 
 MANY = 40
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.flows.world import until
 
 from relight import Relight, RunCancelledError, flow, sleep, step
+from tests.flows.world import until
 
 # Of the event loop, between start() and the request: some of these meet the commit of the wait's beginning.
 TURNS = range(8)

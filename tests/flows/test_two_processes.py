@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.flows import two_processes_child as flows
-from tests.flows.world import until
 
 from relight import Relight, RunCancelledError, RunNotFoundError
 from relight.model.run import Status
+from tests.flows import two_processes_child as flows
+from tests.flows.world import until
 
 CHILD = Path(flows.__file__)
 LOCKED = "database is locked"

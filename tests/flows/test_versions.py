@@ -7,7 +7,6 @@ import logging
 from typing import Any
 
 import pytest
-from tests.flows.world import World, until
 
 from relight import (
     NonDeterminismError,
@@ -21,6 +20,7 @@ from relight import (
 )
 from relight.flow.registry import Registry
 from relight.model import journal as j
+from tests.flows.world import World, until
 
 CALLS: list[str] = []
 VERSIONS = itertools.count()

@@ -140,7 +140,9 @@ class World:
                 tasks += thread.operations
         left = {task for task in tasks if task is not None and not task.done()}
         deadline = time.monotonic() + DEADLINE_SECONDS
-        while left and time.monotonic() < deadline:  # more than once: code in a thread is let go of only when asked again
+        while (
+            left and time.monotonic() < deadline
+        ):  # more than once: code in a thread is let go of only when asked again
             for task in left:
                 task.cancel()
             _, left = await asyncio.wait(left, timeout=0.05)
@@ -240,7 +242,9 @@ class World:
             assert state is not None
             state.data = data
         else:
-            self._execute("UPDATE checkpoints SET state = ? WHERE run = (SELECT key FROM runs WHERE id = ?)", (data, run_id))
+            self._execute(
+                "UPDATE checkpoints SET state = ? WHERE run = (SELECT key FROM runs WHERE id = ?)", (data, run_id)
+            )
 
     def _execute(self, statement: str, values: tuple[Any, ...]) -> None:
         with contextlib.closing(apsw.Connection(str(self.path))) as db:

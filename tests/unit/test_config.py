@@ -81,9 +81,7 @@ def test_every_key_by_environment_by_nested_and_by_flat_keyword_gives_the_same()
         "checkpoint": {"every": 10},
         "payload": {"blob_threshold": 100, "max_bytes": 1000},
     }
-    flat = {
-        f"{section}_{name}": value for section, values in nested.items() for name, value in values.items()
-    }
+    flat = {f"{section}_{name}": value for section, values in nested.items() for name, value in values.items()}
 
     by_environ = load_config(None, {}, environ)
     assert by_environ == load_config(None, {**top, **nested}, {}) == load_config(None, {**top, **flat}, {})

@@ -107,14 +107,14 @@ class Level(enum.IntEnum):
 def raised(exc: BaseException) -> BaseException:
     try:
         raise exc
-    except BaseException as caught:  # noqa: BLE001 - whatever it is, it is looked at
+    except BaseException as caught:
         return caught
 
 
 def caught_from(function: Any, *args: Any) -> BaseException:
     try:
         function(*args)
-    except BaseException as caught:  # noqa: BLE001 - whatever it is, it is looked at
+    except BaseException as caught:
         return caught
     raise AssertionError("it raised nothing")
 

@@ -25,9 +25,7 @@ PICKLES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "jsonpickle", 
 def run_tool(name: str, *arguments: str, **options) -> subprocess.CompletedProcess[str]:
     """Run a development tool of the environment that runs these tests."""
     tool = Path(sys.executable).with_name(name)
-    return subprocess.run(
-        [tool, *arguments], capture_output=True, text=True, timeout=60, check=False, **options
-    )
+    return subprocess.run([tool, *arguments], capture_output=True, text=True, timeout=60, check=False, **options)
 
 
 # -------------------------------------------------------------------------------------------------- layers --
@@ -146,9 +144,7 @@ def test_there_is_source_to_check():
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
 def test_a_file_is_short_enough_to_be_read(file):
     lines = len(file.read_text().splitlines())
-    assert lines <= MAX_LINES, (
-        f"{file.relative_to(ROOT)} has {lines} lines: find the second thing that it does"
-    )
+    assert lines <= MAX_LINES, f"{file.relative_to(ROOT)} has {lines} lines: find the second thing that it does"
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))

@@ -107,7 +107,9 @@ def test_a_retrying_step_goes_on_with_the_next_attempt_and_is_no_longer_in_fligh
 def test_a_step_that_was_run_again_keeps_its_place():
     state = replay(step("a#1", b"1"), step("b#1"), step("a#1", b"2"))
     assert list(state.outcomes) == ["a#1", "b#1"]
-    assert state.outcomes["a#1"].sequence < state.outcomes["b#1"].sequence, "the flow asks for it there, after a crash too"
+    assert state.outcomes["a#1"].sequence < state.outcomes["b#1"].sequence, (
+        "the flow asks for it there, after a crash too"
+    )
     assert state.outcomes["a#1"].output == Raw(b"2")
 
 

@@ -57,7 +57,8 @@ async def call(
     run.record(j.RunCompleted(key, output, blob, run.services.clock.now()))
     _end(run, key, Status.COMPLETED, output=b"" if blob else sealed, output_blob=blob)
     run.set_running()
-    await run.settle()
+    async with steps.under_way(run, scope, key):
+        await run.settle()
     run.host.tell(run.run_id(key))
     return value
 
@@ -138,7 +139,8 @@ async def spawn(
     at = run.services.clock.now()
     spawned_id = execute.check_run_id(run_id) if run_id is not None else run.run_id(key)
     if run_id is not None:
-        await _check_free(run, flow, key, spawned_id, data)
+        async with steps.under_way(run, scope, key):
+            await _check_free(run, flow, key, spawned_id, data)
     raw, blob = run.payload(data)
     first = j.encode_event(j.RunCreated("", flow.name, flow.fingerprint, raw, blob, at, parent=run.id))
     run.record(j.RunSpawned(key, spawned_id))
@@ -160,7 +162,8 @@ async def spawn(
     )
     run.unsettled = False
     run.set_running()
-    await run.settle()
+    async with steps.under_way(run, scope, key):
+        await run.settle()
     run.host.offer(spawned_id)
     return spawned_id
 
@@ -189,27 +192,28 @@ async def join(run: LiveRun, scope: Scope | None, run_id: str, flow: Flow[..., A
             if outcome.error is not None:
                 raise rebuild_error(outcome.error)
             return await run.open(flow.result, outcome)
-    ended = await _ended(run, run_id)
-    message_id = 0
-    if ended is None:
-        ended, message_id = await _wait_for_end(run, scope, key, run_id)
-    else:
-        run.begun(key)
-        if run.cancel_reason is not None and not scope.cancel_seen:
-            await hold.interrupt(run, scope, key)
-    error = None
-    if ended.status is Status.CANCELLED:
-        error = record_error(
-            RunCancelledError(f"run {run_id!r} was cancelled: {ended.reason}", run_id=run_id, reason=ended.reason)
-        )
-    elif ended.error is not None:
-        error = msgspec.json.decode(ended.error, type=j.ErrorRecord)
-    output = j.NULL if ended.output is None or ended.output_blob else msgspec.Raw(ended.output)
-    run.record(j.RunJoined(key, output, ended.output_blob, error, message_id))
-    if message_id:
-        run.writer.consume([message_id])
-    run.set_running()
-    await run.settle()
+    async with steps.under_way(run, scope, key):
+        ended = await _ended(run, run_id)
+        message_id = 0
+        if ended is None:
+            ended, message_id = await _wait_for_end(run, scope, key, run_id)
+        else:
+            run.begun(key)
+            if run.cancel_reason is not None and not scope.cancel_seen:
+                await hold.interrupt(run, scope, key)
+        error = None
+        if ended.status is Status.CANCELLED:
+            error = record_error(
+                RunCancelledError(f"run {run_id!r} was cancelled: {ended.reason}", run_id=run_id, reason=ended.reason)
+            )
+        elif ended.error is not None:
+            error = msgspec.json.decode(ended.error, type=j.ErrorRecord)
+        output = j.NULL if ended.output is None or ended.output_blob else msgspec.Raw(ended.output)
+        run.record(j.RunJoined(key, output, ended.output_blob, error, message_id))
+        if message_id:
+            run.writer.consume([message_id])
+        run.set_running()
+        await run.settle()
     if error is not None:
         raise rebuild_error(error)
     return flow.result.open(await run.load(output, ended.output_blob))

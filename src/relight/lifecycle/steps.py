@@ -7,7 +7,9 @@ one group commit. Everything that has more to remember goes through `_attempts`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from relight.errors import StepInterruptedError, StepTimeoutError, Unwind, VersionMismatchError
@@ -45,35 +47,39 @@ async def perform(
             return await run.open(step.result, outcome)
         begun = run.begun(key)
         _say_repeated(run, key, begun, outcome)
-    if run.cancel_reason is not None and not scope.cancel_seen:
-        await hold.interrupt(run, scope, key)
-    if run.unsettled:  # values the body may act on must be durable first, or a crash would give it others
-        run.unsettled = False
-        await run.settle()
-    if not step.plain:
-        value = await _attempts(run, scope, step, key, digest, args, kwargs, begun)
-    else:
-        info = StepInfo(run.run_id(scope.run_key), key, 1, f"{run.id}/{key}")
-        token = CURRENT.set(info)
-        run.inflight[key] = scope
-        try:
-            result = await step.fn(*args, **kwargs)
-            data, value = step.result.seal(result, run.services.config.payload.max_bytes)
-        except (Exception, asyncio.CancelledError) as error:
-            await _failed(run, scope, step, key, digest, 1, error)
-            raise
-        finally:
-            del run.inflight[key]
-            CURRENT.reset(token)
-        output, blob = run.payload(data)
-        run.record(StepCompleted(key, output, blob, step.fingerprint, digest, 1))
-    if run.status is not Status.RUNNING:
-        run.set_running()
-    if wait:  # as run.settle() does, without its frame
-        writer = run.writer
-        await writer.committed()
-        if writer.lost:
-            raise run.adrift()
+    try:
+        if run.cancel_reason is not None and not scope.cancel_seen:
+            await hold.interrupt(run, scope, key)
+        if run.unsettled:  # values the body may act on must be durable first, or a crash would give it others
+            run.unsettled = False
+            await run.settle()
+        if not step.plain:
+            value = await _attempts(run, scope, step, key, digest, args, kwargs, begun)
+        else:
+            info = StepInfo(run.run_id(scope.run_key), key, 1, f"{run.id}/{key}")
+            token = CURRENT.set(info)
+            run.inflight[key] = scope
+            try:
+                result = await step.fn(*args, **kwargs)
+                data, value = step.result.seal(result, run.services.config.payload.max_bytes)
+            except Exception as error:
+                await _failed(run, scope, step, key, digest, 1, error)
+                raise
+            finally:
+                del run.inflight[key]
+                CURRENT.reset(token)
+            output, blob = run.payload(data)
+            run.record(StepCompleted(key, output, blob, step.fingerprint, digest, 1))
+        if run.status is not Status.RUNNING:
+            run.set_running()
+        if wait:  # as run.settle() does, without its frame
+            writer = run.writer
+            await writer.committed()
+            if writer.lost:
+                raise run.adrift()
+    except asyncio.CancelledError as error:
+        await _failed(run, scope, step, key, digest, 1, error)
+        raise
     return value
 
 
@@ -119,9 +125,6 @@ async def _attempts(
             run.record(StepRetrying(key, attempt, record_error(error), until))
             run.set_running()
             await run.settle()
-        except asyncio.CancelledError as error:
-            await _failed(run, scope, step, key, digest, attempt, error)
-            raise
         else:
             output, blob = run.payload(data)
             run.record(StepCompleted(key, output, blob, step.fingerprint, digest, attempt))
@@ -211,6 +214,16 @@ async def cancelled(run: LiveRun, scope: Scope, key: str) -> bool:
             task.uncancel()  # answered: from here on it travels as RunCancelled
         await hold.interrupt(run, scope, key)
     return given_up(run, key)
+
+
+@contextlib.asynccontextmanager
+async def under_way(run: LiveRun, scope: Scope, key: str) -> AsyncIterator[None]:
+    """Around what an operation does anew: wherever it is cancelled, it is recorded as such."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        await cancelled(run, scope, key)
+        raise
 
 
 def given_up(run: LiveRun, key: str) -> bool:

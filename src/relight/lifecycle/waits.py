@@ -80,9 +80,9 @@ async def _wait(run: LiveRun, scope: Scope, key: str, what: str, name: str, unti
     try:
         return await wait.future
     except asyncio.CancelledError:
-        if not wait.future.cancelled() and (message := wait.future.result()) is not None:
+        message = None if wait.future.cancelled() else wait.future.result()
+        if message is not None and message not in run.mailbox:
             run.mailbox.insert(0, message)  # it came in the same moment: for whoever waits for it next
-        await steps.cancelled(run, scope, key)
         raise
     finally:
         del run.waits[key]
@@ -110,7 +110,7 @@ async def pause(run: LiveRun, scope: Scope, key: str, until: float) -> None:
         await _wait(run, scope, key, "pause", "", until)
 
 
-async def begin(run: LiveRun, scope: Scope, key: str, what: str, name: str, until: float | None) -> None:
+async def begin(run: LiveRun, key: str, what: str, name: str, until: float | None) -> None:
     """Journal a wait's beginning. A run that has no other branch is waiting as a whole from now on."""
     run.unsettled = False
     run.record(WaitStarted(key, what, name, until, run.services.clock.now()))
@@ -126,17 +126,18 @@ async def sleep(run: LiveRun, scope: Scope | None, seconds: float) -> None:
     if scope.recorded is not None and await run.replayed(scope, key, "wait") is not None:
         return
     begun = run.begun(key)
-    if run.cancel_reason is not None and not scope.cancel_seen:
-        await hold.interrupt(run, scope, key)
-    if begun is not None and begun.until is not None:
-        until = begun.until
-    else:
-        until = run.services.clock.now() + seconds
-        await begin(run, scope, key, "sleep", "", until)
-    await _wait(run, scope, key, "sleep", "", until)
-    run.record(TimerFired(key, False, run.services.clock.now()))
-    run.set_running()
-    await run.settle()
+    async with steps.under_way(run, scope, key):
+        if run.cancel_reason is not None and not scope.cancel_seen:
+            await hold.interrupt(run, scope, key)
+        if begun is not None and begun.until is not None:
+            until = begun.until
+        else:
+            until = run.services.clock.now() + seconds
+            await begin(run, key, "sleep", "", until)
+        await _wait(run, scope, key, "sleep", "", until)
+        run.record(TimerFired(key, False, run.services.clock.now()))
+        run.set_running()
+        await run.settle()
 
 
 async def wait_for_signal(
@@ -152,20 +153,21 @@ async def wait_for_signal(
             if outcome.ending is Ending.TIMED_OUT:
                 return _timed_out(name, default)
             return codec.open(await run.load(outcome.output, outcome.blob))
-    message = await receive(run, scope, key, "signal", name, timeout_seconds)
-    if message is None:
-        run.record(TimerFired(key, True, run.services.clock.now()))
+    async with steps.under_way(run, scope, key):
+        message = await receive(run, scope, key, "signal", name, timeout_seconds)
+        if message is None:
+            run.record(TimerFired(key, True, run.services.clock.now()))
+            run.set_running()
+            await run.settle()
+            return _timed_out(name, default)
+        data = message.payload
+        if message.payload_blob:
+            data = await run.load(NULL, message.payload_blob)
+        output, blob = (NULL, message.payload_blob) if message.payload_blob else run.payload(data)
+        run.record(SignalReceived(key, output, blob, message.id))
+        run.writer.consume([message.id])
         run.set_running()
         await run.settle()
-        return _timed_out(name, default)
-    data = message.payload
-    if message.payload_blob:
-        data = await run.load(NULL, message.payload_blob)
-    output, blob = (NULL, message.payload_blob) if message.payload_blob else run.payload(data)
-    run.record(SignalReceived(key, output, blob, message.id))
-    run.writer.consume([message.id])
-    run.set_running()
-    await run.settle()
     return codec.open(data)  # recorded before it is read: one that does not fit raises here live and replayed alike
 
 
@@ -183,7 +185,7 @@ async def receive(
         if message is not None:
             return message
         until = None if timeout_seconds is None else run.services.clock.now() + timeout_seconds
-        await begin(run, scope, key, what, name, until)
+        await begin(run, key, what, name, until)
     return await _wait(run, scope, key, what, name, until)
 
 

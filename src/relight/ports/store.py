@@ -47,7 +47,9 @@ class Commit(msgspec.Struct, kw_only=True, gc=False):
     # Most commits have none of these, and there is one per step: hence tuples, which cost nothing to make.
     runs: Sequence[Run] = ()  # child runs of the tree, and spawned roots: inserted unless their id exists
     spawned: Sequence[tuple[str, bytes]] = ()  # first entry of each spawned root in `runs` that was really inserted
-    changes: Sequence[RunChange] = ()  # rows of this tree. A child's may leave a terminal status: its parent was retried
+    changes: Sequence[
+        RunChange
+    ] = ()  # rows of this tree. A child's may leave a terminal status: its parent was retried
     blobs: Mapping[str, bytes] = _NO_BLOBS
     items: Sequence[ItemResult] = ()
     messages: Sequence[Message] = ()  # to other runs; dropped when that run is terminal or unknown

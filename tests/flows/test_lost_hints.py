@@ -1,0 +1,46 @@
+"""Notifications wake, the store decides: losing every hint that another process has written costs only latency."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from relight import Relight, flow, wait_for
+from relight.backends.sqlite.store import SqliteStore
+from relight.clock import SYSTEM_CLOCK
+from relight.lifecycle import orchestrator
+from tests.flows.world import until
+
+
+class DeafStore(SqliteStore):
+    """Never tells that anybody else has written."""
+
+    def watch(self, changed: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("parked", [True, False])
+async def test_two_engines_that_never_hear_of_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parked: bool
+) -> None:
+    monkeypatch.setattr(orchestrator, "CHECK_SECONDS", 0.05)  # the poll is what is left
+
+    @flow
+    async def answering() -> str:
+        return f"got {await wait_for('question')}"
+
+    path = tmp_path / "relight.db"
+    driver = Relight(store=DeafStore(path, clock=SYSTEM_CLOCK), park_after="1ms" if parked else "1h")
+    other = Relight(store=DeafStore(path, clock=SYSTEM_CLOCK), recovery={"enabled": False})
+    async with driver, other:
+        run = await driver.start(answering, id="r")
+
+        async def waits() -> bool:
+            row = await run.describe()
+            return row.status == "waiting" and (row.owner is None) == parked
+
+        await until(waits)
+        elsewhere = await other.get("r")
+        await elsewhere.signal("question", 42)
+        assert await elsewhere.result(timeout="20s") == "got 42"
