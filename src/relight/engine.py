@@ -24,7 +24,7 @@ from relight.lifecycle.background import Background
 from relight.lifecycle.fork import fork
 from relight.lifecycle.orchestrator import Orchestrator
 from relight.lifecycle.record import Recorder
-from relight.lifecycle.run import Services
+from relight.lifecycle.services import Services
 from relight.lifecycle.start import start
 from relight.lifecycle.threads import Threads
 from relight.model.run import ItemResult, Message, Page, Run, RunFilter, Status

@@ -62,6 +62,16 @@ def _ends_with_others(future: Any, tasks: set[asyncio.Task[Any]]) -> bool:
     return gathered is not None and all(child.done() or _ends_with_others(child, tasks) for child in gathered)
 
 
+def break_off(task: asyncio.Task[Any], error: BaseException) -> None:
+    """Raise `error` in a task that waits for several others, before these end with theirs: what they end with is something
+    that gather(return_exceptions=True) and asyncio.wait() would show to the flow."""
+    waiter = getattr(task, "_fut_waiter", None)
+    if waiter is None or waiter.done():
+        return
+    if isinstance(waiter, _GATHERING) or waiting_in(task) is not None:
+        waiter.set_exception(error)
+
+
 def _has_timeout(run: LiveRun, tasks: set[asyncio.Task[Any]]) -> bool:
     for handle in getattr(run.services.loop, "_scheduled", ()):
         owner = getattr(getattr(handle, "_callback", None), "__self__", None)

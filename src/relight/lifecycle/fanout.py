@@ -16,7 +16,7 @@ from relight.flow.scope import CURRENT, Scope, here, start_task
 from relight.lifecycle import steps
 from relight.lifecycle.threads import FlowThread
 from relight.model.journal import ForeachCut, ItemCompleted
-from relight.model.replay import Outcome, item_index, item_scope
+from relight.model.replay import Outcome, item_index, item_path, item_scope
 from relight.model.run import ItemResult
 from relight.telemetry import Token, log
 
@@ -98,19 +98,11 @@ async def _kept(run: LiveRun, key: str, todo: list[_Item], sequential: bool) -> 
             break
     if sequential:
         await _cut(run, key, todo, len(found))
-    for item in todo:
-        if item.index in found:
-            replayer.give(replayer.outcomes.pop(item.scope_path))
-            _give_inner(run, item.scope_path)
+    # With all that happened inside them, which will not be asked for again: nobody need wait for its turn.
+    kept = {todo[index].scope_path for index in found}
+    for recorded in [recorded for recorded in replayer.outcomes if item_path(key, recorded) in kept]:
+        replayer.give(replayer.outcomes.pop(recorded))
     return found
-
-
-def _give_inner(run: LiveRun, path: str) -> None:
-    """What happened inside a finished item will not be asked for again: do not let others wait for its turn."""
-    replayer = run.replayer
-    assert replayer is not None
-    for key in [key for key in replayer.outcomes if key.startswith(path + "/")]:
-        replayer.give(replayer.outcomes.pop(key))
 
 
 async def _cut(run: LiveRun, key: str, todo: list[_Item], prefix: int) -> None:
@@ -160,7 +152,7 @@ async def _one(
     thread: FlowThread | None,
 ) -> Any:
     """One item, in its own scope; its end is durable when this returns."""
-    inner = Scope(run, item.scope_path, scope.run_key, scope, thread)
+    inner = Scope(run, item.scope_path, scope.run_key, scope, None if inspect.iscoroutinefunction(each) else thread)
     if isinstance(each, Step):
         # Its own entry rides in the item's commit: one commit per item, not two.
         result = await steps.perform(run, inner, each, (item.value,), {}, wait=False)
@@ -185,7 +177,7 @@ async def _one(
 
 async def call_in(run: LiveRun, scope: Scope, fn: Callable[..., Any], *args: Any) -> Any:
     """Call a user's function in `scope`, whatever it is: sync code in the scope's thread, async code here."""
-    if scope.thread is not None and not inspect.iscoroutinefunction(fn):
+    if scope.thread is not None:
         return await scope.thread.call(lambda: fn(*args), scope)
     token = CURRENT.set(scope)
     try:

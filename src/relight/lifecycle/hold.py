@@ -1,8 +1,8 @@
 """Hold: taking a run out of memory (parking, pausing, holding, shutdown, fencing), and cancelling it.
 
-Leaving memory is invisible to the flow. `stopping` is set first, so that no operation begins any more; every wait is broken
-off with Unwind; steps in flight may finish and are recorded; then the code has unwound and the object is let go. What the
-store says about the run afterwards is one commit.
+Leaving memory is invisible to the flow. `stopping` is set first, so that no operation begins any more; steps in flight may
+finish and are recorded, and the code behind them is held back; then every wait is broken off with Unwind, all at once, the
+code unwinds and the object is let go. What the store says about the run afterwards is one commit.
 
 Cancelling is visible: RunCancelled is raised at every operation the run is blocked in, recorded first, so that replay raises
 it at the same place. Operations after that are clean-up, within cancel_grace.
@@ -18,7 +18,7 @@ import msgspec
 
 from relight.errors import RunCancelled, Unwind
 from relight.flow.scope import Scope
-from relight.lifecycle.blocked import is_blocked
+from relight.lifecycle.blocked import break_off, is_blocked
 from relight.model import journal as j
 from relight.model.run import Hold, Message, MessageKind, Status
 from relight.telemetry import Token, log
@@ -42,8 +42,13 @@ def consider_parking(run: LiveRun) -> None:
     if run.host.crowded or (run.threads and not run.tasks):
         run.services.loop.call_soon(_check_parking, run)
     else:
-        pause = min(run.services.config.park_after_seconds * 2**run.park_checks, LONGEST_PARK_CHECK_SECONDS)
-        run.services.clock.call_later(pause, lambda: _check_parking(run))
+        run.services.clock.call_later(_park_pause(run), lambda: _check_parking(run))
+
+
+def _park_pause(run: LiveRun) -> float:
+    """park_after, and longer the more often in a row it was not the time."""
+    first = run.services.config.park_after_seconds
+    return max(first, min(first * 2.0**run.park_checks, LONGEST_PARK_CHECK_SECONDS))
 
 
 def _check_parking(run: LiveRun) -> None:
@@ -64,8 +69,7 @@ def _check_parking(run: LiveRun) -> None:
 def consider_parking_later(run: LiveRun) -> None:
     """It was not the time: look again, less and less often."""
     run.park_armed = True
-    pause = min(run.services.config.park_after_seconds * 2**run.park_checks, LONGEST_PARK_CHECK_SECONDS)
-    run.services.clock.call_later(max(pause, 0.01), lambda: _check_parking(run))
+    run.services.clock.call_later(max(_park_pause(run), 0.01), lambda: _check_parking(run))
 
 
 async def park(run: LiveRun) -> None:
@@ -87,8 +91,16 @@ async def depart(run: LiveRun, reason: str, grace_seconds: float, write: Any = N
         return
     run.departing = True
     run.stopping = run.stopping or reason
+    grace_seconds = await _calm(run, grace_seconds)
+    run.unwinding = True
+    for task in (run.main, *run.tasks):
+        if task is not None:
+            break_off(task, Unwind(reason))
     for wait in list(run.waits.values()):
         wait.break_off(Unwind(reason))
+    for ended in run.held_back:
+        if not ended.done():
+            ended.set_exception(Unwind(reason))
     await _unwound(run, grace_seconds)
     if run.main_ended():
         return  # it reached its end in the meantime
@@ -105,6 +117,34 @@ async def depart(run: LiveRun, reason: str, grace_seconds: float, write: Any = N
         run.host.ended(run)
     else:
         run.host.left(run)
+
+
+async def _calm(run: LiveRun, grace_seconds: float) -> float:
+    """Wait until no step's body is under way, and return what is left of the grace for the code around them.
+
+    Broken off before, one branch would take the others with it: a TaskGroup cancels what its other tasks are doing.
+    """
+    if not run.inflight:
+        return grace_seconds
+    loop = run.services.loop
+    until = loop.time() + grace_seconds
+    run.calm = loop.create_future()
+    await asyncio.wait([run.calm], timeout=grace_seconds)
+    left = max(until - loop.time(), 0.0)
+    return left if run.inflight else max(left, min(grace_seconds, PARK_GRACE_SECONDS))
+
+
+async def hold_back(run: LiveRun) -> None:
+    """An operation has ended, but the run leaves memory (or is no longer ours): the code behind it goes no further."""
+    if run.writer.lost:
+        raise run.adrift()
+    if run.calm is not None and not run.inflight and not run.calm.done():
+        run.calm.set_result(None)
+    if run.departing and not run.unwinding:
+        ended: asyncio.Future[None] = run.services.loop.create_future()
+        run.held_back.append(ended)
+        await ended
+    raise Unwind(run.stopping or "stopped")
 
 
 async def depart_by_itself(run: LiveRun) -> None:
@@ -151,7 +191,7 @@ def fenced(run: LiveRun) -> None:
 def _cancel_bodies(run: LiveRun) -> None:
     """Step bodies under way: async ones hear of it; a thread cannot be stopped."""
     for scope in list(run.inflight.values()):
-        if scope.task is not None:
+        if scope is not None and scope.task is not None:
             scope.task.cancel()
 
 

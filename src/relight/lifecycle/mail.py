@@ -42,6 +42,14 @@ class Mail:
             if len(messages) < MESSAGE_LIMIT:
                 return
 
+    def told(self, message: Message) -> bool:
+        """Pass a message on that this process has just posted, if that is all there is to do. Not if others were posted
+        before it and not heard yet: messages are heard in their order, or a later signal would overtake an earlier one."""
+        if message.id != self._last + 1 or not self._deliver(message):
+            return False
+        self._last = message.id
+        return True
+
     def missed_by(self, run: LiveRun) -> None:
         """A run has left memory and was told something that it was no longer able to hear."""
         self._unheard[run.id] = run.heard

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from relight.clock import Timer
@@ -22,7 +23,8 @@ from relight.lifecycle.mail import Mail
 from relight.lifecycle.overtaken import Overtaken
 from relight.lifecycle.patience import Patience
 from relight.lifecycle.recover import take_up
-from relight.lifecycle.run import LiveRun, Services
+from relight.lifecycle.run import LiveRun
+from relight.lifecycle.services import Services
 from relight.lifecycle.watchers import Watcher, Watchers
 from relight.model.replay import TreeState
 from relight.model.run import Hold, Message, Run, Status
@@ -42,7 +44,8 @@ class Orchestrator:
         self.taking: set[str] = set()  # being claimed and restored right now
         self._mail = Mail(self)
         self.stopping = False
-        self._reserved = 0  # rooms promised to runs that are being created
+        self._reserved = 0  # rooms promised to runs that are being created,
+        self._creating: Counter[str] = Counter()  # and these runs, with how many callers of start() want each
         self._watchers = Watchers()
         self._timer: Timer | None = None
         self._timer_at: float | None = None
@@ -98,20 +101,24 @@ class Orchestrator:
     def room(self) -> int:
         return self.services.config.max_concurrent_runs - len(self.live) - len(self.taking) - self._reserved
 
-    def reserve(self) -> bool:
-        """Promise a room to a run that is about to be created."""
+    def reserve(self, run_id: str) -> bool:
+        """A run is about to be created: whether a room is promised to it. `release` follows in any case."""
         if self.stopping:
             raise StoreUnavailableError("this Relight is stopping: nothing can be started any more")
+        self._creating[run_id] += 1
         if self.room <= 0:
             return False
         self._reserved += 1
         return True
 
-    def release(self, doubtful: str | None, reserved: bool = True) -> None:
-        if reserved and self._reserved:
-            self._reserved -= 1
-        if doubtful is not None:
-            self.doubt([doubtful], crashed=False)
+    def release(self, run_id: str, reserved: bool) -> None:
+        """Creating a run is over, with whatever result."""
+        self._reserved -= reserved
+        self._creating[run_id] -= 1
+        if not self._creating[run_id]:
+            del self._creating[run_id]
+        if run_id in self._doubtful:
+            self._wanted.set()
 
     def doubt(self, run_ids: Sequence[str], *, crashed: bool) -> None:
         """Whether this process owns these runs is unknown; look, once the store answers again."""
@@ -119,7 +126,6 @@ class Orchestrator:
         self._wanted.set()
 
     def drive_new(self, row: Run, state: TreeState, flow: Flow[..., object]) -> None:
-        self._reserved -= 1
         if not self.services.config.recovery.enabled:
             self._own.add(row.id)
         run = LiveRun(self.services, self, row, row.epoch, state)
@@ -223,10 +229,7 @@ class Orchestrator:
 
     async def told(self, message: Message) -> None:
         """A message was posted by this process: no need to wait for the store to tell."""
-        run = self.live.get(message.run_id)
-        if run is not None:
-            run.deliver(message)
-        else:
+        if not self._mail.told(message):
             self.listen()
 
     async def _attend(self) -> None:
@@ -287,12 +290,18 @@ class Orchestrator:
             self.services.background.start(self._wake(wanted), "wake")
 
     async def _wake(self, rows: list[Run]) -> None:
-        while rows:
+        patience = Patience()
+        while rows and not self.stopping:
             await self.wait_for_room()
             count = min(PASS_LIMIT, self.room)
-            part, rows = rows[:count], rows[count:]
-            with contextlib.suppress(StoreUnavailableError):  # then they are in doubt, and looked at again
-                await take_up(self, part, crashed=False)
+            try:
+                await take_up(self, rows[:count], crashed=False)
+            except StoreUnavailableError as error:
+                # Claimed after all, they are in doubt and looked at; if not, the same claim is tried again.
+                log(logging.WARNING, Token.RECOVERY_FAILED, f"{error}; trying again in {patience.seconds:.2g}s")
+                await patience.pause()
+            else:
+                rows = rows[count:]
 
     def taken(self, run_ids: Sequence[str]) -> None:
         """Taking these up is over, whether they are in memory now or not."""
@@ -324,8 +333,14 @@ class Orchestrator:
         """Creations and claims that were reported as failed: what is ours after all is driven, or nobody would."""
         if not self._doubtful:
             return
-        rows = await self.services.store.get_runs(list(self._doubtful))
         doubtful, self._doubtful = self._doubtful, {}
-        for crashed in (False, True):
-            ours = [row for row in rows if row.owner == self.services.owner and doubtful[row.id] is crashed]
-            await take_up(self, ours, crashed=crashed)
+        try:
+            rows = await self.services.store.get_runs(list(doubtful))
+            # One that is being created once more is driven by that, unless it is there already: it stays in doubt till then.
+            self._doubtful |= {run_id: doubtful[run_id] for run_id in doubtful if run_id in self._creating}
+            ours = [row for row in rows if row.owner == self.services.owner and row.id not in self._doubtful]
+            await take_up(self, [row for row in ours if not doubtful[row.id]], crashed=False)
+            await take_up(self, [row for row in ours if doubtful[row.id]], crashed=True)
+        except StoreError:
+            self._doubtful = doubtful | self._doubtful
+            raise

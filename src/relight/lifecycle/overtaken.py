@@ -6,7 +6,8 @@ so would whoever awaits its result here. So when others have written, the epochs
 
 from __future__ import annotations
 
-from relight.lifecycle.run import LiveRun, Services
+from relight.lifecycle.run import LiveRun
+from relight.lifecycle.services import Services
 
 LOOK_SECONDS = 1.0  # at least so long between two looks
 

@@ -15,12 +15,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from relight.clock import Clock, Entropy
-from relight.config import Config
 from relight.errors import (
     NonDeterminismError,
     OutsideRunError,
@@ -35,14 +33,13 @@ from relight.errors import (
 from relight.flow.definitions import Flow, Step
 from relight.flow.operations import VALUES
 from relight.flow.payloads import ValueCodec
-from relight.flow.registry import Registry
 from relight.flow.scope import Scope
 from relight.lifecycle import checkpoint, children, fanout, hold, steps, waits
-from relight.lifecycle.background import Background
 from relight.lifecycle.patience import Patience
-from relight.lifecycle.record import Recorder, Writer
+from relight.lifecycle.record import Writer
 from relight.lifecycle.replayer import Replayer
-from relight.lifecycle.threads import FlowThread, Threads
+from relight.lifecycle.services import Host, Services
+from relight.lifecycle.threads import FlowThread
 from relight.model.blob import blob_digest
 from relight.model.journal import NULL, Event, ValueRecorded
 from relight.model.replay import Ending, Open, Outcome, TreeState
@@ -54,54 +51,6 @@ if TYPE_CHECKING:
     from relight.lifecycle.waits import Wait
 
 T = TypeVar("T")
-
-
-class Services(msgspec.Struct, frozen=True):
-    """What the runs of one engine share."""
-
-    store: Store
-    recorder: Recorder
-    clock: Clock
-    entropy: Entropy
-    threads: Threads
-    background: Background
-    registry: Registry
-    config: Config
-    owner: str
-    loop: asyncio.AbstractEventLoop
-
-
-class Host(Protocol):
-    """The orchestrator, as a run sees it."""
-
-    def ended(self, run: LiveRun) -> None:
-        """The run is terminal and durable."""
-        ...
-
-    def left(self, run: LiveRun) -> None:
-        """The run has left memory unfinished: parked, held, fenced or shut down."""
-        ...
-
-    def offer(self, run_id: str) -> None:
-        """A root run was accepted that somebody should take up."""
-        ...
-
-    def wake_at(self, when: float) -> None:
-        """A parked run is due at this time."""
-        ...
-
-    def listen(self) -> None:
-        """A commit has put something into other runs' inboxes."""
-        ...
-
-    @property
-    def crowded(self) -> bool:
-        """Whether others wait for room: then a waiting run should not linger."""
-        ...
-
-    def tell(self, run_id: str) -> None:
-        """Whoever watches this run (a child run, for one) should look at it."""
-        ...
 
 
 class LiveRun:
@@ -127,11 +76,15 @@ class LiveRun:
         self.ended = False  # it is terminal, durably
         self.over = False  # nothing of this object may act any more
         self.held: tuple[Hold, str] | None = None  # it cannot go on, and why
-        self.departing = False  # somebody is taking it out of memory
+        self.departing = False  # somebody is taking it out of memory,
+        self.unwinding = False  # and has broken off all that it waited for
         self.restored = len(state.outcomes)
         self.recovered = False  # its last owner died: what was in flight then is repeated
         self.unsettled = False  # recorded values whose commit nobody has waited for yet
-        self.inflight: dict[str, Scope] = {}  # the scopes of async step bodies under way, by key
+        # Step bodies under way, by key: the scope of an async one, None for one in a thread, which cannot be stopped.
+        self.inflight: dict[str, Scope | None] = {}
+        self.held_back: list[asyncio.Future[None]] = []  # operations that ended while the run leaves memory
+        self.calm: asyncio.Future[None] | None = None  # whoever takes it out of memory waits for the last body to end
         self.waits: dict[str, Wait] = {}
         self.mailbox: list[Message] = []  # signals and endings nobody has waited for yet
         self.missed = False  # a message came when the run could no longer hear it
@@ -206,8 +159,8 @@ class LiveRun:
     async def settle(self) -> None:
         """Wait until everything added so far is durable. Raises Unwind when it never will be."""
         await self.writer.committed()
-        if self.writer.lost:
-            raise self.adrift()
+        if self.writer.lost or self.stopping is not None:
+            await hold.hold_back(self)
 
     async def ask(self, question: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
         """Read from the store for the flow. One that fails is asked again: its faults are no outcomes of the flow."""

@@ -27,7 +27,7 @@ async def start(
     data = flow.arguments.seal(args, kwargs, services.config.payload.max_bytes)
     new_id = services.entropy.run_id() if run_id is None else check_run_id(run_id)
     at = services.clock.now()
-    room = orchestrator.reserve()
+    room = orchestrator.reserve(new_id)
     commit, first = creation(services.config.payload.blob_threshold, flow, new_id, data, at)
     assert commit.create is not None
     if room:
@@ -36,10 +36,11 @@ async def start(
         result = await services.recorder.create(commit)
     except BaseException:
         # Whether it was written is unknown until somebody looks: it must not stay behind as a run nobody drives.
-        orchestrator.release(new_id if room else None)
+        orchestrator.doubt([new_id], crashed=False)
         raise
+    finally:
+        orchestrator.release(new_id, room)
     if isinstance(result, Exists):
-        orchestrator.release(None, room)
         known = result.run
         if known.flow != flow.name or not same_input(known, data):
             raise ConflictError(

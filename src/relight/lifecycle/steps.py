@@ -75,8 +75,8 @@ async def perform(
         if wait:  # as run.settle() does, without its frame
             writer = run.writer
             await writer.committed()
-            if writer.lost:
-                raise run.adrift()
+            if writer.lost or run.stopping is not None:
+                await hold.hold_back(run)
     except asyncio.CancelledError as error:
         await _failed(run, scope, step, key, digest, 1, error)
         raise
@@ -177,18 +177,21 @@ async def _body(
 async def _call(
     run: LiveRun, scope: Scope, step: Step[..., Any], info: StepInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    if not step.is_async:
-        if scope.thread is not None and step.timeout_seconds is None:
-            return await scope.thread.call(lambda: step.fn(*args, **kwargs), info)
-        # With a timeout it needs a thread that can be left behind.
-        return await run.services.threads.call(lambda: step.fn(*args, **kwargs), info, bounded=not scope.holds_thread)
-    token = CURRENT.set(info)
-    run.inflight[info.step] = scope
+    run.inflight[info.step] = scope if step.is_async else None
     try:
-        return await step.fn(*args, **kwargs)
+        if not step.is_async:
+            if scope.thread is not None and step.timeout_seconds is None:
+                return await scope.thread.call(lambda: step.fn(*args, **kwargs), info)
+            # With a timeout it needs a thread that can be left behind.
+            threads = run.services.threads
+            return await threads.call(lambda: step.fn(*args, **kwargs), info, bounded=not scope.holds_thread)
+        token = CURRENT.set(info)
+        try:
+            return await step.fn(*args, **kwargs)
+        finally:
+            CURRENT.reset(token)
     finally:
         del run.inflight[info.step]
-        CURRENT.reset(token)
 
 
 async def _failed(

@@ -119,6 +119,13 @@ def item_scope(foreach: str, index: int, digest: str) -> str:
     return f"{foreach}[{index}@{digest}]"
 
 
+def item_path(foreach: str, key: str) -> str | None:
+    """The scope of the item of `foreach` that `key` is, or lies in."""
+    if not key.startswith(foreach + "["):
+        return None
+    return key[: key.index("]", len(foreach)) + 1]
+
+
 def item_index(foreach: str, key: str) -> int | None:
     """The index of the item of `foreach` that `key` lies in, if it does."""
     if not key.startswith(foreach + "["):

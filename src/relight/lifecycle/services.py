@@ -1,0 +1,67 @@
+"""What a live run is given: the services that the runs of one engine share, and the orchestrator as a run sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from relight.clock import Clock, Entropy
+from relight.config import Config
+from relight.flow.registry import Registry
+from relight.lifecycle.background import Background
+from relight.lifecycle.record import Recorder
+from relight.lifecycle.threads import Threads
+from relight.ports.store import Store
+
+if TYPE_CHECKING:
+    from relight.lifecycle.run import LiveRun
+
+
+class Services(msgspec.Struct, frozen=True):
+    """What the runs of one engine share."""
+
+    store: Store
+    recorder: Recorder
+    clock: Clock
+    entropy: Entropy
+    threads: Threads
+    background: Background
+    registry: Registry
+    config: Config
+    owner: str
+    loop: asyncio.AbstractEventLoop
+
+
+class Host(Protocol):
+    """The orchestrator, as a run sees it."""
+
+    def ended(self, run: LiveRun) -> None:
+        """The run is terminal and durable."""
+        ...
+
+    def left(self, run: LiveRun) -> None:
+        """The run has left memory unfinished: parked, held, fenced or shut down."""
+        ...
+
+    def offer(self, run_id: str) -> None:
+        """A root run was accepted that somebody should take up."""
+        ...
+
+    def wake_at(self, when: float) -> None:
+        """A parked run is due at this time."""
+        ...
+
+    def listen(self) -> None:
+        """A commit has put something into other runs' inboxes."""
+        ...
+
+    @property
+    def crowded(self) -> bool:
+        """Whether others wait for room: then a waiting run should not linger."""
+        ...
+
+    def tell(self, run_id: str) -> None:
+        """Whoever watches this run (a child run, for one) should look at it."""
+        ...
