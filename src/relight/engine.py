@@ -121,12 +121,15 @@ class Relight:
         if self.config.recovery.enabled:
             with contextlib.suppress(ValueError):
                 REGISTRY.unlisten(orchestrator.flow_registered)
-        await orchestrator.stop(self.config.shutdown_grace_seconds)
-        await services.background.stop()
-        await services.recorder.stop()
-        await services.store.close()
-        remove_task_factory(services.loop)
-        self._services = self._orchestrator = None
+        try:
+            services.recorder.hurry(self.config.shutdown_grace_seconds)
+            await orchestrator.stop(self.config.shutdown_grace_seconds)
+            await services.background.stop()
+            await services.recorder.stop()
+            await services.store.close()
+        finally:
+            remove_task_factory(services.loop)
+            self._services = self._orchestrator = None
 
     @property
     def services(self) -> Services:

@@ -260,7 +260,7 @@ async def test_a_checkpoint_keeps_what_is_open(world: World):
 
 
 async def test_a_checkpoint_that_fails_is_harmless(world: World, caplog: pytest.LogCaptureFixture):
-    counting = Counting()
+    counting = Counting(world)
     rl = await world.open(checkpoint_every=10)
     store = rl.services.store.inner  # type: ignore[attr-defined]
     real, failures = store.checkpoint, 0

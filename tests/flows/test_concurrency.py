@@ -296,6 +296,7 @@ async def test_large_results_do_not_lose_their_place(world: World):
             seen.append((await future)[:5])
         await wait_for("go")
 
+    world.slow["get_blob"] = 200
     rl = await world.open(payload_blob_threshold=1000)
     run = await rl.start(racing)
     for count, name in enumerate(("large", "small"), start=1):

@@ -890,6 +890,47 @@ async def test_leaving_memory_lets_a_step_of_another_branch_finish(world: World)
     assert calls == ["begun", "finished"]
 
 
+async def test_code_between_two_operations_does_not_break_off_a_step_of_another_branch(world: World):
+    gate, between = asyncio.Event(), asyncio.Event()
+    calls: list[str] = []
+
+    @step
+    async def slow() -> str:
+        calls.append("begun")
+        await gate.wait()
+        calls.append("finished")
+        return "slow"
+
+    @step
+    async def next_one() -> str:
+        calls.append("next")
+        return "next"
+
+    async def other() -> str:
+        await between.wait()  # plain code, which no shutdown waits for
+        return await next_one()
+
+    @flow
+    async def grouped() -> list[str]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(slow()), group.create_task(other())]
+        return [task.result() for task in tasks]
+
+    rl = await world.open()
+    run = await rl.start(grouped, id="r")
+    await until(lambda: calls)
+    await run.pause()
+    await until(lambda: rl.orchestrator.live["r"].departing)
+    between.set()  # asks for its step now, and is held back
+    await _turns()
+    gate.set()
+    await world.until_status("paused", run)
+    assert calls == ["begun", "finished"]
+    await run.resume()
+    assert await run.result() == ["slow", "next"]
+    assert calls == ["begun", "finished", "next"]
+
+
 # ---- what keeps a run in memory
 
 
@@ -1137,6 +1178,42 @@ async def test_a_value_is_durable_before_a_step_acts_on_it(world: World):
     result = await (await rl.get(run.id)).result()
     assert acted == [result[0]] * 2
     assert result[0] == result[1]
+
+
+async def test_a_step_waits_for_the_values_it_may_act_on_to_be_durable(world: World):
+    acted: list[str] = []
+    gate = asyncio.Event()
+
+    @step
+    async def act(key: str) -> str:
+        acted.append(key)
+        return key
+
+    @flow
+    async def acting() -> str:
+        await wait_for("begin")
+        return await act(str(uuid()))
+
+    rl = await world.open()
+    run = await rl.start(acting)
+    await world.until_status("waiting", run)
+    store: Any = rl.services.store
+    commit, batches = store.commit, 0
+
+    async def slow_commit(batch: Any) -> Any:
+        nonlocal batches
+        batches += 1
+        if batches == 2:  # the first is that of the signal
+            await gate.wait()
+        return await commit(batch)
+
+    store.commit = slow_commit
+    await run.signal("begin")
+    await until(lambda: batches == 2)
+    await _turns()
+    assert acted == []
+    gate.set()
+    assert await run.result() == acted[0]
 
 
 async def test_values_in_a_step_are_plain(world: World):

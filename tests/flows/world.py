@@ -43,8 +43,9 @@ async def until(condition: Callable[[], Any], seconds: float = DEADLINE_SECONDS)
 class MortalStore:
     """A store as one process sees it. Once that process is dead, nothing it asks for happens any more."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, slow: dict[str, int]) -> None:
         self.inner = inner
+        self.slow = slow
         self.dead = False
 
     def watch(self, changed: Callable[[], None]) -> None:
@@ -55,6 +56,8 @@ class MortalStore:
 
         async def mortal(*args: Any, **kwargs: Any) -> Any:
             self._check()
+            for _ in range(self.slow.get(name, 0)):
+                await asyncio.sleep(0)
             result = await method(*args, **kwargs)
             self._check()  # it died while the store worked: written, perhaps, but the answer is lost
             return result
@@ -90,6 +93,7 @@ class World:
         self.path = folder / "relight.db"
         self.clock = FakeClock()
         self.entropy = FixedEntropy()
+        self.slow: dict[str, int] = {}  # methods of the store, and how many turns of the loop they take longer
         self.trouble: list[str] = []  # what the event loop complained about: lost exceptions, lost tasks
         self._memory = MemoryStore(clock=self.clock)
         self._engines: dict[Relight, MortalStore] = {}
@@ -105,7 +109,7 @@ class World:
     async def open(self, **config: Any) -> Relight:
         """An engine on the store; one that is open already lives on beside it."""
         inner = self._memory if self.kind == "memory" else SqliteStore(self.path, clock=self.clock)
-        store = MortalStore(inner)
+        store = MortalStore(inner, self.slow)
         rl = Relight("memory:", store=store, clock=self.clock, entropy=self.entropy, **config)  # type: ignore[arg-type]
         asyncio.get_running_loop().set_exception_handler(self._on_trouble)
         await rl.open()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -134,8 +134,8 @@ async def _calm(run: LiveRun, grace_seconds: float) -> float:
     return left if run.inflight else max(left, min(grace_seconds, PARK_GRACE_SECONDS))
 
 
-async def hold_back(run: LiveRun) -> None:
-    """An operation has ended, but the run leaves memory (or is no longer ours): the code behind it goes no further."""
+async def hold_back(run: LiveRun) -> NoReturn:
+    """An operation has ended or would begin, but the run leaves memory (or is not ours any more): its code goes no further."""
     if run.writer.lost:
         raise run.adrift()
     if run.calm is not None and not run.inflight and not run.calm.done():

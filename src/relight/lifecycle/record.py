@@ -208,11 +208,17 @@ class Recorder:
         self._idle: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._closing = False
-        self._insisting = False  # the store refuses a batch that cannot be given up
+        self._insisting = False  # the store refuses a batch that cannot be given up,
+        self._give_up_at: float | None = None  # except when the process is stopping: then from this time on
         self._creations: list[Creation] = []
 
     def start(self) -> None:
         self._task = self.loop.create_task(self._run(), name="relight-recorder")
+
+    def hurry(self, seconds: float) -> None:
+        """The process is stopping: a store that fails for longer than this is not waited for. Whoever waits for a commit
+        is told that it did not come to pass, or stopping would wait as long as the fault lasts."""
+        self._give_up_at = self.loop.time() + seconds
 
     async def stop(self) -> None:
         """Commit what is queued, then end. A failing store is not waited for: what it has not taken, it never gets."""
@@ -264,6 +270,10 @@ class Recorder:
                     commits.append(draft)
             try:
                 results = await self._commit(commits, creations)
+            except StoreUnavailableError as error:  # given up: the process stops
+                log(logging.ERROR, Token.COMMIT_FAILED, f"{error}; what {len(commits)} runs did last will be repeated")
+                for writer in self._batch:
+                    writer.abandon(error)
             except Exception as error:  # noqa: BLE001 - a bug in a backend: no run may go on as if this were written
                 self._broken(error, creations)
             else:
@@ -289,6 +299,8 @@ class Recorder:
         try:
             while True:
                 self._refuse(self._creations)
+                if self._give_up_at is not None and self.loop.time() >= self._give_up_at:
+                    raise StoreUnavailableError(f"Relight was stopped while nothing could be committed: {self.fault}")
                 await patience.pause()
                 try:
                     return await self._store.commit(commits)

@@ -128,7 +128,7 @@ class LiveRun:
             if not self.sole:
                 await replayer.end()
             if self.stopping is not None:
-                raise Unwind(self.stopping)
+                await hold.hold_back(self)
             return None
         if outcome.ending is Ending.GIVEN_UP:
             replayer.give(outcome)
@@ -236,29 +236,39 @@ class LiveRun:
             why = f"{error}; restore the annotation it was recorded with, then resume() the run"
             raise self.stuck(Hold.VERSION, VersionMismatchError(why)) from error
 
-    # ---- Operations: each in its own file
+    # ---- Operations: each in its own file. None begins while the run leaves memory.
 
     def step(
         self, scope: Scope | None, step: Step[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Coroutine[Any, Any, Any]:
+        if self.stopping is not None:
+            return hold.hold_back(self)
         return steps.perform(self, scope, step, args, kwargs)
 
     def child(
         self, scope: Scope | None, flow: Flow[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Coroutine[Any, Any, Any]:
+        if self.stopping is not None:
+            return hold.hold_back(self)
         return children.call(self, scope, flow, args, kwargs)
 
     def sleep(self, scope: Scope | None, seconds: float) -> Coroutine[Any, Any, None]:
+        if self.stopping is not None:
+            return hold.hold_back(self)
         return waits.sleep(self, scope, seconds)
 
     def wait_for(
         self, scope: Scope | None, name: str, payload_type: Any, timeout_seconds: float | None, default: Any
     ) -> Coroutine[Any, Any, Any]:
+        if self.stopping is not None:
+            return hold.hold_back(self)
         return waits.wait_for_signal(self, scope, name, payload_type, timeout_seconds, default)
 
     def foreach(
         self, scope: Scope | None, items: list[Any], each: Callable[..., Any], concurrency: int
     ) -> Coroutine[Any, Any, list[Any]]:
+        if self.stopping is not None:
+            return hold.hold_back(self)
         return fanout.foreach(self, scope, items, each, concurrency)
 
     def parallel(self, scope: Scope | None, branches: list[Callable[[], Any]]) -> Coroutine[Any, Any, list[Any]]:
@@ -272,9 +282,13 @@ class LiveRun:
         kwargs: dict[str, Any],
         run_id: str | None,
     ) -> Coroutine[Any, Any, str]:
+        if self.stopping is not None:
+            return hold.hold_back(self)
         return children.spawn(self, scope, flow, args, kwargs, run_id)
 
     def join(self, scope: Scope | None, run_id: str, flow: Flow[..., Any]) -> Coroutine[Any, Any, Any]:
+        if self.stopping is not None:
+            return hold.hold_back(self)
         return children.join(self, scope, run_id, flow)
 
     def value(self, scope: Scope, name: str) -> Any:
