@@ -7,14 +7,15 @@ what a careful caller would do: start again under the same id, tell again what w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random as chance
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from relight import (
     Relight,
     Retry,
+    RunStateError,
     SpawnedRun,
     StepInterruptedError,
     current_step,
@@ -238,12 +239,18 @@ async def two_signals() -> list[Any]:
     return [first, between, await wait_for("go"), await work("after")]
 
 
-async def _signal(life: Life, handle: Handle, number: int) -> None:
-    """A sender that was told "durable" does not send again; one that was not does, under the same id."""
-    name = f"signal {number}"
+async def _tell(life: Life, name: str, telling: Callable[[], Awaitable[None]]) -> None:
+    """A teller that was told "durable" does not tell again; one that was not does. A run that has ended in the meantime
+    (another process has driven it) needs to be told nothing."""
     if not life.facts("told", name):
-        await patiently(lambda: handle.signal("go", number, id=name))
+        with contextlib.suppress(RunStateError):
+            await patiently(telling)
         note("told", name)
+
+
+async def _signal(life: Life, handle: Handle, number: int) -> None:
+    name = f"signal {number}"
+    await _tell(life, name, lambda: handle.signal("go", number, id=name))
 
 
 async def signals_before(rl: Relight, life: Life) -> Any:
@@ -280,7 +287,7 @@ async def signals_after(rl: Relight, life: Life) -> Any:
     return await life.end(handle)
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def _resource(trail: list[str]) -> AsyncIterator[None]:
     trail.append("enter")
     try:
@@ -437,9 +444,7 @@ async def cancelled_at_once(rl: Relight, life: Life) -> Any:
 
 
 async def _cancelled(life: Life, handle: Handle) -> Any:
-    if not life.facts("told", "cancel"):
-        await patiently(lambda: handle.cancel("enough"))
-        note("told", "cancel")
+    await _tell(life, "cancel", lambda: handle.cancel("enough"))
     return await life.end(handle)
 
 
@@ -470,13 +475,11 @@ async def paused_and_resumed(rl: Relight, life: Life) -> Any:
     handle = await life.start(rl, two_signals)
     if not life.facts("told", "pause"):
         await life.reached(handle.id, Status.WAITING, Status.PAUSED)
-        await patiently(handle.pause)
-        note("told", "pause")
+        await _tell(life, "pause", handle.pause)
     if not life.facts("told", "resume"):
         await life.reached(handle.id, Status.PAUSED)
         await _signal(life, handle, 1)
-        await patiently(handle.resume)
-        note("told", "resume")
+        await _tell(life, "resume", handle.resume)
     await _signal(life, handle, 2)
     return await life.end(handle)
 

@@ -12,6 +12,7 @@ from tests.crash.catalogue import SHAPES
 from tests.crash.conftest import Explorers, Verify
 
 
+@pytest.mark.timeout(600)  # a matrix of processes, however busy the machine is
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_crash_point(name: str, explorers: Explorers, verify: Verify) -> None:
     shape = SHAPES[name]

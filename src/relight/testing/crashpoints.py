@@ -5,6 +5,7 @@
     raise:k    apply operation k, then raise StoreUnavailableError: the answer is lost, the process lives
     refuse:k   raise StoreUnavailableError instead of applying operation k: a fault that passes
     during:k   SIGKILL it in the middle of the k-th effect: in a step's body
+    stall:k    SIGSTOP it before operation k; another process takes over; then it goes on (see `Explorer.overtake`)
     count      only count
 
 `explore` finds out how many operations a scenario takes and tries every k of every mode: each in a real child process, which
@@ -28,193 +29,25 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self
 
 import msgspec
 
 from relight.clock import SYSTEM_CLOCK
-from relight.errors import StoreUnavailableError
 from relight.flow.definitions import Flow
-from relight.model import journal as j
-from relight.model.run import Hold, ItemResult, Message, Page, Run, RunChange, RunFilter
-from relight.ports.store import Commit, CommitResult, Committed, Store
+from relight.testing.crashing_store import CrashingStore, CrashPlan, Mode, patiently
 from relight.testing.forkserver import ForkServer, Order, tail
-from relight.testing.ledger import Audit, Ledger, Line, audit, read_ledger
+from relight.testing.ledger import Audit, Line, audit, read_ledger
 
-T = TypeVar("T")
-Mode = Literal["before", "after", "raise", "refuse", "during", "count"]
-MODES: tuple[Mode, ...] = ("before", "after", "raise", "refuse", "during")
+__all__ = ["CrashPlan", "CrashingStore", "Explorer", "Mode", "Outcome", "Report", "Trial", "explore", "patiently"]
+
+MODES: tuple[Mode, ...] = ("before", "after", "raise", "refuse", "during")  # what `explore` tries
 KILLS = ("before", "after", "during")
+POLL_SECONDS = 0.002
 MAX_LIVES = 50  # of one trial: a scenario that does not end in so many processes never will
-
-
-class CrashPlan(msgspec.Struct, frozen=True):
-    """What happens at which operation."""
-
-    mode: Mode = "count"
-    operation: int = 0
-
-    @classmethod
-    def parse(cls, text: str) -> CrashPlan:
-        """From "before:7"."""
-        mode, _, number = text.partition(":")
-        return msgspec.convert({"mode": mode, "operation": int(number or 0)}, cls)
-
-    def __str__(self) -> str:
-        return self.mode if self.mode == "count" else f"{self.mode}:{self.operation}"
-
-
-class CrashingStore:
-    """A Store that numbers the operations on another one and crashes at the planned one. Give it to `Relight(store=...)`."""
-
-    def __init__(self, inner: Store, plan: CrashPlan, ledger: Ledger | None = None) -> None:
-        self._inner = inner
-        self._plan = plan
-        self._ledger = ledger
-        self.operations: list[str] = []  # their names, in the order of their numbers
-        self.fired = False  # a planned raise or refusal has happened
-
-    async def _do(self, name: str, operation: Coroutine[Any, Any, T]) -> T:
-        self.operations.append(name)
-        mode = self._plan.mode if self._plan.operation == len(self.operations) else None
-        if mode == "before":
-            self._die(name)
-        if mode == "refuse":
-            operation.close()
-            self.fired = True
-            raise StoreUnavailableError(f"crash point {self._plan}: {name}() was refused")
-        result = await operation
-        if mode == "after":
-            self._die(name)
-        if mode == "raise":
-            self.fired = True
-            raise StoreUnavailableError(f"crash point {self._plan}: the answer of {name}() was lost")
-        return result
-
-    def effect_begun(self, number: int) -> None:
-        """The ledger's word that the so-and-so-manieth effect has begun."""
-        if self._plan == CrashPlan("during", number):
-            self._die("effect")
-
-    def _die(self, name: str) -> None:
-        if self._ledger is not None:
-            self._ledger.write(Line(what="killed", label=f"{self._plan} {name}"))
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    async def commit(self, commits: Sequence[Commit]) -> list[CommitResult]:
-        return await self._do("commit", self._commit(commits))
-
-    async def _commit(self, commits: Sequence[Commit]) -> list[CommitResult]:
-        """Commit, and write down which steps are durable now: from here on they may not run again."""
-        results = await self._inner.commit(commits)
-        for commit, result in zip(commits, results, strict=True):
-            if self._ledger is not None and type(result) is Committed:
-                for entry in commit.entries:
-                    line = _durable(commit.root_id, j.decode_event(entry))
-                    if line is not None:
-                        self._ledger.write(line)
-        return results
-
-    # ---- the port, one by one: a new method of it must show up here as a type error, not slip through unnumbered
-
-    async def open(self) -> None:
-        await self._do("open", self._inner.open())
-
-    async def close(self) -> None:
-        await self._do("close", self._inner.close())
-
-    def watch(self, changed: Callable[[], None]) -> None:
-        self._inner.watch(changed)
-
-    async def get_run(self, run_id: str) -> Run | None:
-        return await self._do("get_run", self._inner.get_run(run_id))
-
-    async def get_runs(self, run_ids: Sequence[str]) -> list[Run]:
-        return await self._do("get_runs", self._inner.get_runs(run_ids))
-
-    async def list_runs(self, where: RunFilter) -> Page:
-        return await self._do("list_runs", self._inner.list_runs(where))
-
-    async def claim(self, epochs: dict[str, int], owner: str) -> dict[str, int]:
-        return await self._do("claim", self._inner.claim(epochs, owner))
-
-    async def hold(self, epochs: dict[str, int], status: RunChange) -> None:
-        await self._do("hold", self._inner.hold(epochs, status))
-
-    async def due(self, now: float, limit: int) -> list[Run]:
-        return await self._do("due", self._inner.due(now, limit))
-
-    async def next_due(self) -> float | None:
-        return await self._do("next_due", self._inner.next_due())
-
-    async def held(self, hold: Hold, flows: Sequence[str], limit: int) -> list[Run]:
-        return await self._do("held", self._inner.held(hold, flows, limit))
-
-    async def post(self, messages: Sequence[Message]) -> list[int | None]:
-        return await self._do("post", self._inner.post(messages))
-
-    async def inbox(self, root_ids: Sequence[str]) -> list[Message]:
-        return await self._do("inbox", self._inner.inbox(root_ids))
-
-    async def messages_after(self, message_id: int, limit: int) -> list[Message]:
-        return await self._do("messages_after", self._inner.messages_after(message_id, limit))
-
-    async def item_results(self, run_id: str, key: str | None = None) -> list[ItemResult]:
-        return await self._do("item_results", self._inner.item_results(run_id, key))
-
-    async def put_blob(self, data: bytes) -> str:
-        return await self._do("put_blob", self._inner.put_blob(data))
-
-    async def get_blob(self, digest: str) -> bytes | None:
-        return await self._do("get_blob", self._inner.get_blob(digest))
-
-    async def read_from(self, root_id: str, sequence: int, limit: int) -> j.Journal:
-        return await self._do("read_from", self._inner.read_from(root_id, sequence, limit))
-
-    async def read(self, root_ids: Sequence[str]) -> list[j.Journal | Exception]:
-        return await self._do("read", self._inner.read(root_ids))
-
-    async def latest_sequence(self, root_id: str) -> int:
-        return await self._do("latest_sequence", self._inner.latest_sequence(root_id))
-
-    async def checkpoint(self, root_id: str, epoch: int, sequence: int, state: bytes) -> bool:
-        return await self._do("checkpoint", self._inner.checkpoint(root_id, epoch, sequence, state))
-
-    async def get_checkpoint(self, root_id: str) -> int | None:
-        return await self._do("get_checkpoint", self._inner.get_checkpoint(root_id))
-
-    async def list_active_roots(self, after: str | None, limit: int) -> list[Run]:
-        return await self._do("list_active_roots", self._inner.list_active_roots(after, limit))
-
-
-def _durable(root_id: str, event: j.AnyEvent) -> Line | None:
-    """What a committed entry means to the audit."""
-    if isinstance(event, j.StepCompleted | j.StepFailed | j.StepRetrying):
-        ok = isinstance(event, j.StepCompleted)
-        return Line(what="committed", run=root_id, key=event.key, attempt=event.attempt, ok=ok)
-    if isinstance(event, j.ForeachCut):
-        return Line(what="cut", run=root_id, key=event.key, index=event.index)
-    if isinstance(event, j.RunRetrying):
-        return Line(what="retrying", run=root_id, key=event.key)
-    return None
-
-
-async def patiently(operation: Callable[[], Awaitable[T]], tries: int = 20) -> T:
-    """What a careful caller does: whoever hears StoreUnavailableError knows nothing, and asks again.
-
-    Only for what may be asked twice: starting with an id, signalling with an id, waiting for a result.
-    """
-    for _ in range(tries - 1):
-        try:
-            return await operation()
-        except StoreUnavailableError:
-            pass
-    return await operation()
-
-
-# ---- exploring, in the process of the tests
 
 
 class Outcome(msgspec.Struct, kw_only=True):
@@ -243,6 +76,25 @@ class Trial(msgspec.Struct, kw_only=True):
     @property
     def log(self) -> Path:
         return self.directory / "log"
+
+    @property
+    def late(self) -> list[str]:
+        """Effects that a process began after it was overtaken."""
+        return [line.effect for line in self.split()[1] if line.what == "start"]
+
+    def split(self) -> tuple[list[Line], list[Line]]:
+        """The lines, apart from those of a process that had been overtaken, and these."""
+        places = [place for place, line in enumerate(self.lines) if line.what == "continued"]
+        if not places:
+            return self.lines, []
+        after = [line for line in self.lines[places[0] :] if line.life == 1]
+        return [*self.lines[: places[0]], *(line for line in self.lines[places[0] :] if line.life != 1)], after
+
+    def read(self) -> list[Line]:
+        return read_ledger(self.directory / "ledger")
+
+    def facts(self, what: str) -> list[Line]:
+        return [line for line in self.read() if line.what == what]
 
     @property
     def comebacks(self) -> int:
@@ -322,7 +174,7 @@ class Explorer:
             Path(tempfile.mkdtemp(prefix="relight-crash-", dir=memory)) if directory is None else directory
         )
         self._life_seconds = life_seconds
-        self._server = ForkServer(["relight.testing.life", self.scenario.partition(":")[0]])
+        self._servers: list[ForkServer] = []
         self._baseline: Trial | None = None
         self._trials = itertools.count(1)
 
@@ -334,7 +186,8 @@ class Explorer:
 
     def close(self) -> None:
         """End the server. What failed stays in the directory, to be looked at."""
-        self._server.close()
+        for server in self._servers:
+            server.close()
         if self._own and not any(self._directory.iterdir()):
             self._directory.rmdir()
 
@@ -353,12 +206,7 @@ class Explorer:
     def endure(self, plans: Sequence[CrashPlan]) -> Trial:
         """One life under each plan, then lives without one, until the scenario ends."""
         expected = self.baseline
-        trial = self._try(list(plans))
-        if not trial.problems:
-            trial.problems += _judge(trial, expected, self._check)
-        if not trial.problems:
-            shutil.rmtree(trial.directory)
-        return trial
+        return self._judged(self._try(list(plans)), expected)
 
     def explore(self, modes: Sequence[Mode] = MODES, *, before: Sequence[CrashPlan] = (), step: int = 1) -> Report:
         """Every operation (or every `step`-th) in each of the modes. `before` are the plans of the lives before: with
@@ -383,10 +231,52 @@ class Explorer:
             return sum(line.what == "start" for line in self.baseline.lines)
         return len(self.baseline.operations)
 
-    def _try(self, plans: list[CrashPlan]) -> Trial:
+    def overtake(self, operation: int) -> Trial:
+        """Stop a process before this operation, let another take over and end the scenario, then let the first go on.
+
+        The store must refuse whatever the first still writes, and it must come to the same end. A step it was in the middle
+        of, or about to begin, may take effect once more: `late` has those.
+        """
+        expected = self.baseline
+        trial = self._trial([CrashPlan("stall", operation)])
+        first: list[Outcome | None] = []
+        self._server(1)  # made here: it lives no longer than the thread that makes it
+        stalled = threading.Thread(target=lambda: first.append(self._live(trial, 1, trial.plans[0], self._server(1))))
+        stalled.start()
+        while stalled.is_alive() and not trial.facts("stalled"):
+            stalled.join(POLL_SECONDS)
+        trial.fired = bool(trial.facts("stalled"))
+        trial.lives = 1 + trial.fired
+        trial.outcome = (self._live(trial, 2, CrashPlan()) if trial.fired else None) or Outcome()
+        for line in trial.facts("stalled"):
+            os.kill(int(line.label), signal.SIGCONT)
+        stalled.join()
+        if not trial.fired:
+            trial.outcome = first[0] or Outcome()
+        elif first[0] is not None and first[0].value != trial.outcome.value:
+            trial.problems.append(f"the overtaken process ends with {first[0].value!r}, not {trial.outcome.value!r}")
+        return self._judged(trial, expected)
+
+    def _server(self, number: int = 0) -> ForkServer:
+        while len(self._servers) <= number:
+            self._servers.append(ForkServer(["relight.testing.life", self.scenario.partition(":")[0]]))
+        return self._servers[number]
+
+    def _trial(self, plans: list[CrashPlan]) -> Trial:
         directory = self._directory / f"{next(self._trials):04}"
         directory.mkdir(parents=True)
-        trial = Trial(plans=plans, directory=directory)
+        return Trial(plans=plans, directory=directory)
+
+    def _judged(self, trial: Trial, expected: Trial) -> Trial:
+        """Look at what is left behind; what is right need not be kept."""
+        trial.lines = trial.read()
+        trial.problems += _judge(trial, expected, self._check)
+        if not trial.problems:
+            shutil.rmtree(trial.directory)
+        return trial
+
+    def _try(self, plans: list[CrashPlan]) -> Trial:
+        trial = self._trial(plans)
         for life in range(1, MAX_LIVES + 1):
             plan = plans[life - 1] if life <= len(plans) else CrashPlan()
             trial.lives = life
@@ -400,10 +290,10 @@ class Explorer:
                 break
         else:
             trial.problems.append(f"it did not end in {MAX_LIVES} lives")
-        trial.lines = read_ledger(directory / "ledger")
+        trial.lines = trial.read()
         return trial
 
-    def _live(self, trial: Trial, number: int, plan: CrashPlan) -> Outcome | None:
+    def _live(self, trial: Trial, number: int, plan: CrashPlan, server: ForkServer | None = None) -> Outcome | None:
         """One process. None: it ended in a way that no plan explains."""
         found = trial.directory / f"outcome-{number}"
         argument = {
@@ -415,7 +305,9 @@ class Explorer:
             "plan": plan,
             "outcome": str(found),
         }
-        ending = self._server.run(Order("relight.testing.life:live", argument, str(trial.log), self._life_seconds))
+        ending = (server or self._server()).run(
+            Order("relight.testing.life:live", argument, str(trial.log), self._life_seconds)
+        )
         if ending.signal == signal.SIGKILL and plan.mode in KILLS:
             trial.kills += 1
             trial.fired = number == len(trial.plans)
@@ -430,9 +322,13 @@ class Explorer:
 
 
 def _judge(trial: Trial, expected: Trial, check: Check | None) -> list[str]:
+    if trial.problems:
+        return []  # it did not come to an end that could be judged
     wanted = audit(expected.lines).effects if check is None else []
-    trial.audit = audit(trial.lines, wanted)
+    on_time, late = trial.split()
+    trial.audit = audit(on_time, wanted)
     problems = [f"lost: {name}" for name in trial.audit.lost]
+    problems += [f"written after it was overtaken: {line.effect}" for line in late if line.what == "committed"]
     problems += [f"duplicated: {name}" for name in trial.audit.duplicated]
     if check is not None:
         try:

@@ -18,7 +18,8 @@ from relight.flow.definitions import Flow
 from relight.handle import Handle
 from relight.model.run import Status
 from relight.ports.store import Store
-from relight.testing.crashpoints import CrashingStore, CrashPlan, Outcome, patiently
+from relight.testing.crashing_store import CrashingStore, CrashPlan, patiently
+from relight.testing.crashpoints import Outcome
 from relight.testing.forkserver import find
 from relight.testing.ledger import Line, note, open_ledger, read_ledger
 

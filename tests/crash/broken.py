@@ -1,0 +1,87 @@
+"""Engines broken on purpose, to see that the exploration notices: each scenario breaks its own process, in every life."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from relight import Relight, current_step, flow, step
+from relight.lifecycle import recover, steps
+from relight.lifecycle.record import Writer
+from relight.model.replay import restore
+from relight.testing.ledger import effect, ledger
+from relight.testing.life import Life
+from tests.crash import shapes
+
+
+async def no_waiting_for_commits(rl: Relight, life: Life) -> Any:
+    """A step's result reaches the flow before it is durable."""
+    committed = Writer.committed
+
+    def impatient(self: Writer) -> asyncio.Future[None]:
+        if any(entry.startswith(b'["completed"') for entry in self.draft.entries):
+            return committed(self)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+    Writer.committed = impatient  # type: ignore[method-assign]
+    return await life.end(await life.start(rl, shapes.ten_steps))
+
+
+async def no_start_in_the_journal(rl: Relight, life: Life) -> Any:
+    """The start of a step that may not be repeated is not journaled first."""
+
+    async def announce(*_: Any) -> None:
+        pass
+
+    steps._announce = announce  # type: ignore[assignment]
+    return await life.end(await life.start(rl, shapes.never_twice))
+
+
+async def no_recovery(rl: Relight, life: Life) -> Any:
+    """What a crash leaves behind is claimed, and everything in its journal forgotten."""
+
+    def forgetful(journal: Any) -> Any:
+        state = restore(journal)
+        state.outcomes.clear()
+        return state
+
+    recover.restore = forgetful  # type: ignore[attr-defined]
+    return await life.end(await life.start(rl, shapes.ten_steps))
+
+
+@step
+async def careless(number: int) -> int:
+    """Has its effect twice in one life."""
+    for _ in range(2):
+        with effect():
+            pass
+    return number
+
+
+@flow
+async def careless_flow() -> int:
+    return await careless(1)
+
+
+async def another_end_each_time(rl: Relight, life: Life) -> Any:
+    await life.end(await life.start(rl, shapes.ten_steps))
+    return life.number
+
+
+@step
+async def forgetting() -> str:
+    """Forgets to do it when it was killed in the middle of it once: nothing but the ledger can know."""
+    book = ledger()
+    assert book is not None
+    info = current_step()
+    if book.life == 1:
+        with effect():
+            pass
+    return info.step
+
+
+@flow
+async def forgetting_flow() -> str:
+    return await forgetting()

@@ -1,0 +1,166 @@
+"""The exploration itself: that it counts everything, judges rightly, and notices an engine that is broken."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+from relight.backends.memory import MemoryStore
+from relight.clock import SYSTEM_CLOCK
+from relight.errors import StoreUnavailableError
+from relight.ports.store import Store
+from relight.testing.crashpoints import Check, CrashingStore, CrashPlan, Explorer, Mode, explore
+from relight.testing.ledger import Ledger, Line, audit, effect, read_ledger, seen
+from tests.crash.checks import never_twice
+
+# ---- broken engines are noticed
+
+BROKEN: dict[str, tuple[str, Check | None]] = {
+    "no_waiting_for_commits": ("duplicated: crash-test/work", None),
+    "no_start_in_the_journal": ("'crash-test/once#1 once 0': 2", never_twice),
+    "no_recovery": ("duplicated: crash-test/work", None),
+    "careless_flow": ("duplicated: crash-test/careless", None),
+    "another_end_each_time": ("the outcome is 2 instead of 1", None),
+    "forgetting_flow": ("lost: crash-test/forgetting", None),
+}
+
+
+@pytest.mark.parametrize("scenario", BROKEN)
+def test_an_engine_broken_on_purpose_is_noticed(scenario: str, tmp_path: Path) -> None:
+    problem, check = BROKEN[scenario]
+    modes: tuple[Mode, ...] = ("before", "after", "during")
+    report = explore(f"tests.crash.broken:{scenario}", modes=modes, check=check, directory=tmp_path)
+    assert problem in str(report.problems)
+    with pytest.raises(AssertionError, match="problems, of which the first"):
+        report.check()
+
+
+def test_a_scenario_that_fails_by_itself_is_told_at_once(tmp_path: Path) -> None:
+    with (
+        Explorer("tests.crash.shapes:leaf", directory=tmp_path) as explorer,  # a flow that needs an argument
+        pytest.raises(AssertionError, match=r"(?s)fails without any crash.*leaf"),
+    ):
+        explorer.explore()
+
+
+def test_a_flow_and_its_arguments_are_a_scenario() -> None:
+    report = explore("tests.crash.shapes:leaf", "x", modes=("during",))
+    report.check()
+    assert (report.points, report.kills, report.repeated) == (1, 1, 1)
+    assert "1 points, 1 kills" in str(report)
+
+
+# ---- every operation is numbered
+
+
+def test_the_store_wraps_every_operation_of_the_port() -> None:
+    """A new method of the port must be counted too."""
+    operations = {name for name, method in inspect.getmembers(Store, inspect.iscoroutinefunction)}
+    assert operations == {
+        name for name, method in vars(CrashingStore).items() if inspect.iscoroutinefunction(method)
+    } - {
+        "_do",
+        "_commit",
+    }
+
+
+async def test_operations_are_numbered_from_one() -> None:
+    store = CrashingStore(MemoryStore(clock=SYSTEM_CLOCK), CrashPlan.parse("raise:2"))
+    await store.open()
+    with pytest.raises(StoreUnavailableError, match="raise:2: the answer of put_blob"):
+        await store.put_blob(b"x")
+    assert store.fired
+    digest = await store.put_blob(b"x")
+    assert await store.get_blob(digest) == b"x"
+    assert store.operations == ["open", "put_blob", "put_blob", "get_blob"]
+
+
+async def test_a_raise_commits_and_a_refusal_does_not() -> None:
+    inner = MemoryStore(clock=SYSTEM_CLOCK)
+    for plan, there in (("raise:1", b"raise:1"), ("refuse:1", None)):
+        with pytest.raises(StoreUnavailableError):
+            await CrashingStore(inner, CrashPlan.parse(plan)).put_blob(plan.encode())
+        digest = await MemoryStore(clock=SYSTEM_CLOCK).put_blob(plan.encode())
+        assert await inner.get_blob(digest) == there
+
+
+@pytest.mark.parametrize("text", ["before:7", "after:1", "raise:3", "refuse:4", "during:5", "count"])
+def test_plans_read_as_they_are_written(text: str) -> None:
+    assert str(CrashPlan.parse(text)) == text
+
+
+def test_an_unknown_plan_is_refused() -> None:
+    with pytest.raises(ValueError, match="somewhere"):
+        CrashPlan.parse("somewhere:3")
+
+
+# ---- the ledger
+
+
+def line(what: str, key: str = "step", life: int = 1, **fields: object) -> Line:
+    return Line(what=what, run="run", key=key, life=life, **fields)  # type: ignore[arg-type]
+
+
+START, END, COMMITTED = line("start"), line("end"), line("committed")
+
+
+def test_a_step_in_flight_may_be_repeated_once_per_kill() -> None:
+    found = audit([START, END, line("start", life=2), line("start", life=3), line("end", life=3)], ["run/step#1"])
+    assert found.repeated == ["run/step#1"] * 2
+    assert found.duplicated == found.lost == []
+
+
+def test_a_committed_step_may_not_be_repeated() -> None:
+    found = audit([START, END, COMMITTED, line("start", life=2)])
+    assert found.duplicated == ["run/step#1"]
+
+
+def test_a_step_may_not_be_repeated_without_a_kill() -> None:
+    assert audit([START, END, START]).duplicated == ["run/step#1"]
+
+
+def test_a_step_may_not_be_repeated_once_the_flow_has_seen_its_result() -> None:
+    first, second = line("start", label="pay"), line("start", label="pay", life=2)
+    assert audit([first, second]).duplicated == []
+    assert audit([first, Line(what="seen", label="pay", life=1), second]).duplicated == ["run/step#1 pay"]
+
+
+def test_an_effect_that_never_finished_is_lost() -> None:
+    assert audit([START], ["run/step#1", "run/other#1"]).lost == ["run/step#1", "run/other#1"]
+
+
+def test_attempts_are_counted_apart() -> None:
+    lines = [START, COMMITTED, line("start", attempt=2), line("end", attempt=2)]
+    assert audit(lines).effects == ["run/step#1", "run/step#2"]
+    assert audit(lines).duplicated == []
+
+
+def test_what_a_cut_foreach_forgets_may_be_done_again() -> None:
+    item = "$foreach[{index}@d]/step"
+    done = [line(what, item.format(index=index)) for index in (0, 1) for what in ("start", "end", "committed")]
+    again = [line("start", item.format(index=index), life=2) for index in (0, 1)]
+    found = audit([*done, line("cut", "$foreach", life=2, index=1), *again])
+    assert found.duplicated == ["run/$foreach[0@d]/step#1"]
+
+
+def test_what_failed_in_a_flow_that_is_retried_may_be_done_again() -> None:
+    failed = [START, line("failed"), line("committed", ok=False)]
+    kept = [line("start", "kept"), line("end", "kept"), line("committed", "kept")]
+    found = audit([*failed, *kept, line("retrying", ""), START, line("start", "kept")])
+    assert found.duplicated == ["run/kept#1"]
+
+
+def test_lines_are_durable_and_read_back(tmp_path: Path) -> None:
+    book = Ledger(tmp_path / "ledger", life=3)
+    book.write(line("start", label="a\nb"))
+    book.write(COMMITTED)
+    book.close()
+    assert read_ledger(tmp_path / "ledger") == [line("start", life=3, label="a\nb"), line("committed", life=3)]
+    assert read_ledger(tmp_path / "none") == []
+
+
+def test_outside_a_crash_test_nothing_is_written() -> None:
+    with effect("anything"):
+        seen("anything")
