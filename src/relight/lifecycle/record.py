@@ -259,26 +259,30 @@ class Recorder:
                     return
                 self._idle = self.loop.create_future()
                 await self._idle
-                continue  # what woke us may be the end
-            writers, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
-            creations, self._creations = self._creations[:MAX_BATCH], self._creations[MAX_BATCH:]
-            commits = []
-            for writer in writers:
-                draft = writer.take()
-                if draft is not None:
-                    self._batch.append(writer)
-                    commits.append(draft)
-            try:
-                results = await self._commit(commits, creations)
-            except StoreUnavailableError as error:  # given up: the process stops
-                log(logging.ERROR, Token.COMMIT_FAILED, f"{error}; what {len(commits)} runs did last will be repeated")
-                for writer in self._batch:
-                    writer.abandon(error)
-            except Exception as error:  # noqa: BLE001 - a bug in a backend: no run may go on as if this were written
-                self._broken(error, creations)
             else:
-                self._settle(commits, creations, results)
-            self._batch.clear()
+                await self._commit_next()
+
+    async def _commit_next(self) -> None:
+        """One batch of what is queued. In a frame of its own: idle, it would keep the runs of its last batch in memory."""
+        writers, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
+        creations, self._creations = self._creations[:MAX_BATCH], self._creations[MAX_BATCH:]
+        commits = []
+        for writer in writers:
+            draft = writer.take()
+            if draft is not None:
+                self._batch.append(writer)
+                commits.append(draft)
+        try:
+            results = await self._commit(commits, creations)
+        except StoreUnavailableError as error:  # given up: the process stops
+            log(logging.ERROR, Token.COMMIT_FAILED, f"{error}; what {len(commits)} runs did last will be repeated")
+            for writer in self._batch:
+                writer.abandon(error)
+        except Exception as error:  # noqa: BLE001 - a bug in a backend: no run may go on as if this were written
+            self._broken(error, creations)
+        else:
+            self._settle(commits, creations, results)
+        self._batch.clear()
 
     async def _commit(self, commits: list[Commit], creations: list[Creation]) -> list[CommitResult]:
         """One batch, until the store has taken it. Creations are tried once, with the first try."""
