@@ -23,7 +23,7 @@ def machine(load: float) -> dict[str, Any]:
     )
     return {
         "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()}",
+        "system": platform.system(),
         "processor": processor,
         "cores": os.cpu_count(),
         "load_before": round(load, 2),
