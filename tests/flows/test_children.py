@@ -245,7 +245,12 @@ async def test_concurrent_children_of_one_flow_do_not_mix_up(world: World):
     run = await rl.start(all_of_them, id="g")
     await until(lambda: len(calls) == 3)
     await run.signal("go-2")
-    await until(lambda: "2b" in calls)
+
+    async def recorded() -> bool:
+        return any(key.endswith("mark:1") for key in await world.recorded("g"))
+
+    await until(recorded)
+    assert "2b" in calls
     rl = await world.crash_and_reopen()
     run = await rl.get("g")
     await run.signal("go-1")
