@@ -38,12 +38,28 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Recovery(_Section, frozen=True):
-    """What happens to unfinished runs when Relight starts."""
+    """What happens to unfinished runs whose owner has died."""
 
     enabled: Flag = True
     """False: nothing is recovered by itself; runs can still be listed and resumed by hand."""
+    auto_resume: Flag = True
+    """False: runs whose owner has died are cancelled with that reason, for a person to resume."""
+    stale_timeout_seconds: Seconds = 0.0
+    """Silence after an owner's last heartbeat before its runs count as stale; 0: as soon as its lease has lapsed."""
+    max_resume_age_seconds: Seconds = 0.0
+    """Runs started longer ago are cancelled instead of resumed; 0: no limit."""
+    lease_ttl_seconds: Annotated[
+        float, msgspec.Meta(ge=0.1, description="a duration of at least 0.1s, such as 30s")
+    ] = 30.0
+    """How long an orchestrator may be silent before others take its runs over. It sends a heartbeat every third of it."""
+    check_interval_seconds: Annotated[
+        float, msgspec.Meta(ge=0.1, description="a duration of at least 0.1s, such as 30s")
+    ] = 30.0
+    """Between looks for orphans when nothing is pushed."""
     max_startup_recovery: Count = 100
-    """Runs taken up in one pass. A full pass is followed at once by the next: only the burst is bounded."""
+    """Runs taken up in one pass at start. A full pass is followed at once by the next: only the burst is bounded."""
+    max_claims_per_check: Count = 10
+    """Orphans of others claimed in one pass. A full pass is followed at once by the next: only the burst is bounded."""
     max_attempts: Count = 10
     """Crashes of one run without progress before it is parked as poison."""
     version_mismatch: Annotated[
@@ -71,10 +87,20 @@ class Payload(_Section, frozen=True):
 class Config(_Section, frozen=True):
     """Everything that can be configured. Made by `load_config`; the constructor checks nothing."""
 
-    store: Annotated[Name, msgspec.Meta(description='"memory:", "sqlite:///path" or the path of a SQLite file')] = (
-        "sqlite:///relight.db"
-    )
+    store: Annotated[
+        Name,
+        msgspec.Meta(description='"memory:", "sqlite:///path", the path of a SQLite file or "postgresql://…"'),
+    ] = "sqlite:///relight.db"
     """Where runs live. The engine reads it; here it is only a text."""
+    db_schema: Annotated[
+        str,
+        msgspec.Meta(pattern=r"^[a-z_][a-z0-9_]{0,30}$", description="a name of lower-case letters, digits and _"),
+    ] = "relight"
+    """PostgreSQL only: the schema that holds Relight's tables, its own."""
+    migrate: Flag = True
+    """False: opening a store neither creates nor upgrades its tables; `relight migrate` does."""
+    leases: Annotated[Name, msgspec.Meta(description='"store", "none" or "etcd://host:port,…"')] = "store"
+    """Who keeps the leases: the store itself, nobody (one process only), or etcd."""
     modules: Annotated[
         tuple[Name, ...],
         msgspec.Meta(description="a list of module names (in the environment, separated by commas)"),
@@ -211,7 +237,7 @@ def _convert_text(key: _Key, text: str) -> Any:
 def _convert(key: _Key, value: Any, what: str, *, strict: bool = True) -> Any:
     """The value as its field holds it. Not `strict`: "3" is a number, as in an environment variable."""
     if key.is_duration:
-        return parse_duration(value, what)
+        value = parse_duration(value, what)
     try:
         return msgspec.convert(value, key.type, strict=strict)
     except msgspec.ValidationError:

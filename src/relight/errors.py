@@ -17,6 +17,7 @@
     ├── NonDeterminismError           the flow asks for something else than its journal holds
     ├── VersionMismatchError          a step's code changed under version_mismatch="fail"
     ├── OutsideRunError               a durable operation was called where no run is alive
+    ├── LeasesUnavailableError        whoever keeps the leases does not answer; it may pass
     └── StoreError                    the store did not take or give what it should
         ├── StoreUnavailableError     disk full, I/O error, server gone: nothing is known to be written
         ├── StoreFormatError          not our file, newer than us, read-only, a directory
@@ -112,6 +113,10 @@ class VersionMismatchError(RelightError):
 
 class OutsideRunError(RelightError, RuntimeError):
     """A durable operation was called where no run is alive to record it."""
+
+
+class LeasesUnavailableError(RelightError):
+    """Whoever keeps the leases does not answer. It may pass; meanwhile nothing is claimed."""
 
 
 class StoreError(RelightError):

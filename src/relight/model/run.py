@@ -28,7 +28,9 @@ UNFINISHED = tuple(status for status in Status if status not in TERMINAL)
 
 
 class Hold(enum.StrEnum):
-    """Why a paused run is paused. Every kind but `user` comes with a reason that names the action that frees it."""
+    """Why a paused run is paused. Every kind but `user` comes with a reason that names the action that frees it.
+
+    A run that ends with a hold (RECOVERY) keeps its inbox: it may come back."""
 
     USER = "user"  # somebody called pause()
     DEFINITION = "definition"  # its flow is not registered here; freed when it is
@@ -36,6 +38,7 @@ class Hold(enum.StrEnum):
     NONDETERMINISM = "nondeterminism"  # the flow asks for other steps than the journal holds
     CORRUPT = "corrupt"  # a journal row or checkpoint does not read back
     POISON = "poison"  # it crashed its process too often without progress
+    RECOVERY = "recovery"  # of a cancelled run: recovery gave up on it, and it may be resumed by hand
 
 
 class Run(msgspec.Struct, kw_only=True):
@@ -107,6 +110,29 @@ class ItemResult(msgspec.Struct, kw_only=True):
     digest: str  # the item's fingerprint
     output: bytes = b"null"
     output_blob: str = ""
+
+
+class LogLine(msgspec.Struct, kw_only=True):
+    """One line of a run's log. What happened to the run itself, recovery first of all, is the stream SERVER_LOG."""
+
+    run_id: str
+    at: float
+    text: str
+    token: str = ""  # see telemetry.Token
+    stream: str = "_server"
+    id: int = 0  # given by the store, increasing
+
+
+SERVER_LOG = "_server"
+
+
+class News(enum.Flag):
+    """What another process may have written."""
+
+    DUE = enum.auto()  # roots that nobody holds and that are due, or due earlier than was known
+    MAIL = enum.auto()  # messages in inboxes
+    RUNS = enum.auto()  # runs that have ended, or whose status has changed
+    ANYTHING = DUE | MAIL | RUNS
 
 
 class MessageKind(enum.StrEnum):

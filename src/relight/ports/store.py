@@ -10,7 +10,7 @@ Every write of a run's owner is a `Commit` for one root run. A batch of them is 
         the root's epoch in the store == commit.epoch ?   no → Fenced, this commit writes nothing
         the journal's last sequence  == commit.after ?    no → the same entries already there? Committed (an answer was lost)
                                                                otherwise Fenced: the writer's view is not the journal's
-        the root is terminal ?                            yes → Fenced: nothing is ever added behind the end
+        the root is terminal ?                            yes → Fenced: nothing is ever added behind the end, but for `reopen`
         all parts of it are applied                            → Committed
 
 A fenced or refused commit never fails the others in its batch. If the transaction itself fails, `commit` raises
@@ -30,7 +30,7 @@ from typing import Protocol
 import msgspec
 
 from relight.model.journal import Journal
-from relight.model.run import Hold, ItemResult, Message, Page, Run, RunChange, RunFilter
+from relight.model.run import Hold, ItemResult, LogLine, Message, News, Page, Run, RunChange, RunFilter
 
 _NO_BLOBS: Mapping[str, bytes] = MappingProxyType({})
 
@@ -52,10 +52,13 @@ class Commit(msgspec.Struct, kw_only=True, gc=False):
     ] = ()  # rows of this tree. A child's may leave a terminal status: its parent was retried
     blobs: Mapping[str, bytes] = _NO_BLOBS
     items: Sequence[ItemResult] = ()
+    cut_items: Sequence[tuple[str, str, int]] = ()  # run, foreach key, index: drop its items from there on, then put `items`
+    log: Sequence[LogLine] = ()  # lines for the logs of this tree's runs
     messages: Sequence[Message] = ()  # to other runs; dropped when that run is terminal or unknown
     cancel_spawned: str | None = (
         None  # tell every unfinished root whose parent is in this tree: cancel, for this reason
     )
+    reopen: bool = False  # the root may be one that recovery gave up on (cancelled, hold=recovery): this brings it back
     consumed: Sequence[int] = ()  # ids of this root's messages that the entries have taken in
 
 
@@ -102,6 +105,21 @@ class MetadataStore(Protocol):
         """
         ...
 
+    async def correct_owner(self, run_id: str, epoch: int, owner: str) -> bool:
+        """The lease of an unfinished root turned out to be this owner's: write that back into its row, if its epoch is still
+        this one and it has an owner. Touches neither epoch nor journal."""
+        ...
+
+    async def owners(self) -> list[str]:
+        """Everybody in whose name there are active roots (see `list_active_roots`). Costs by the number of owners, not of
+        runs."""
+        ...
+
+    async def now(self) -> float | None:
+        """The time of the database server, which decides where several machines compare times. None: there is no server,
+        and the machine's own clock is everybody's."""
+        ...
+
     async def hold(self, epochs: dict[str, int], status: RunChange) -> None:
         """Apply `status` (its run_id is ignored) to each unfinished root whose epoch still matches: for runs whose journal
         cannot be written to because it cannot be read. Touches no journal."""
@@ -136,6 +154,15 @@ class MetadataStore(Protocol):
 
     async def messages_after(self, message_id: int, limit: int) -> list[Message]:
         """Unconsumed messages of any root with a greater id, oldest first: how a process hears what others posted."""
+        ...
+
+    async def append_log(self, lines: Sequence[LogLine]) -> None:
+        """Add lines to the logs of runs, whoever owns these: what somebody saw happen to a run. Lines for unknown runs are
+        dropped."""
+        ...
+
+    async def read_log(self, run_id: str, stream: str, after: int, limit: int) -> list[LogLine]:
+        """Lines of one run's log with a greater id, oldest first."""
         ...
 
     async def item_results(self, run_id: str, key: str | None = None) -> list[ItemResult]:
@@ -179,9 +206,9 @@ class ExecutionJournal(Protocol):
         """The sequence of the latest checkpoint."""
         ...
 
-    async def list_active_roots(self, after: str | None, limit: int) -> list[Run]:
-        """Unfinished roots that some owner holds, or held until it died: pending, running or waiting with an owner, in the
-        order they were created; `after` is the last id of the previous page."""
+    async def list_active_roots(self, owner: str, after: str | None, limit: int) -> list[Run]:
+        """Unfinished roots that this owner holds, or held until it died: pending, running or waiting, in the order they were
+        created; `after` is the last id of the previous page. Costs by what it returns, whatever others hold."""
         ...
 
 
@@ -198,7 +225,7 @@ class Store(MetadataStore, BlobStore, ExecutionJournal, Protocol):
         """The single fenced write: see the module's docstring. Results in the order of `commits`."""
         ...
 
-    def watch(self, changed: Callable[[], None]) -> None:
-        """Call `changed` on the event loop when another process (or object) may have written. It may be called for
-        nothing, and calls may be lost: it only wakes, the store decides."""
+    def watch(self, changed: Callable[[News], None]) -> None:
+        """Call `changed` on the event loop when another process (or object) may have written, with what it may have been.
+        It may be called for nothing, and calls may be lost: it only wakes, the store decides."""
         ...
