@@ -13,6 +13,8 @@ from relight.errors import RelightError
 from relight.flow.definitions import Flow
 from relight.handle import Handle
 from relight.model.run import ItemResult, Page, Run, Status
+from relight.recovery.explain import Explanation
+from relight.recovery.plan import Planned
 
 if TYPE_CHECKING:
     from relight.engine import Relight
@@ -135,3 +137,15 @@ class BlockingRelight:
 
     def items(self, id: str) -> Sequence[ItemResult]:  # noqa: A002
         return self.call(self.relight.items(id))
+
+    def incomplete(self) -> Sequence[Run]:
+        return self.call(self.relight.incomplete())
+
+    def plan(self) -> Sequence[Planned]:
+        return self.call(self.relight.plan())
+
+    def explain(self, id: str) -> Explanation:  # noqa: A002
+        return self.call(self.relight.explain(id))
+
+    def resume(self, id: str) -> BlockingHandle:  # noqa: A002
+        return BlockingHandle(self, self.call(self.relight.resume(id)))

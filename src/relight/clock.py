@@ -76,6 +76,36 @@ class SystemClock:
         return asyncio.get_running_loop().call_later(seconds, callback)
 
 
+class StoreClock:
+    """A clock whose `now` follows the database server's, where several machines compare what they stored.
+
+    `offset` is how far the server is ahead of this machine; whoever has just asked the server sets it.
+    """
+
+    __slots__ = ("_base", "offset")
+
+    def __init__(self, base: Clock) -> None:
+        self._base = base
+        self.offset = 0.0
+
+    def now(self) -> float:
+        return self._base.now() + self.offset
+
+    def monotonic(self) -> float:
+        return self._base.monotonic()
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
+        return self._base.call_later(seconds, callback)
+
+    def set(self, server_now: float, asked_at: float) -> None:
+        """The server said `server_now` when this machine's own clock was between `asked_at` and now."""
+        self.offset = server_now - (asked_at + self._base.now()) / 2
+
+    def base_now(self) -> float:
+        """This machine's own time."""
+        return self._base.now()
+
+
 class SystemEntropy:
     """The operating system's randomness.
 

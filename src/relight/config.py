@@ -101,6 +101,8 @@ class Config(_Section, frozen=True):
     """False: opening a store neither creates nor upgrades its tables; `relight migrate` does."""
     leases: Annotated[Name, msgspec.Meta(description='"store", "none" or "etcd://host:port,…"')] = "store"
     """Who keeps the leases: the store itself, nobody (one process only), or etcd."""
+    drive: Flag = True
+    """False: this process starts, signals and looks at runs, and leaves driving them to others."""
     modules: Annotated[
         tuple[Name, ...],
         msgspec.Meta(description="a list of module names (in the environment, separated by commas)"),

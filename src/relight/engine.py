@@ -7,29 +7,47 @@ import contextlib
 import datetime as dt
 import importlib
 import os
+import re
+import signal
 import socket
 from collections.abc import Sequence
 from typing import Any, Self
 
-from relight.backends.memory import MemoryStore
 from relight.blocking import BlockingRelight
-from relight.clock import SYSTEM_CLOCK, SYSTEM_ENTROPY, Clock, Entropy
+from relight.clock import SYSTEM_CLOCK, SYSTEM_ENTROPY, Clock, Entropy, StoreClock
 from relight.config import Config, load_config
-from relight.errors import ConfigError, DefinitionError, RelightError, RunNotFoundError, RunStateError
+from relight.errors import (
+    ConfigError,
+    DefinitionError,
+    RelightError,
+    RunNotFoundError,
+    RunStateError,
+    StoreUnavailableError,
+)
 from relight.flow.definitions import Flow
 from relight.flow.registry import REGISTRY
 from relight.flow.scope import install_task_factory, remove_task_factory
 from relight.handle import Handle
 from relight.lifecycle.background import Background
 from relight.lifecycle.fork import fork
+from relight.lifecycle.keeper import Keeper
 from relight.lifecycle.orchestrator import Orchestrator
 from relight.lifecycle.record import Recorder
 from relight.lifecycle.services import Services
 from relight.lifecycle.start import start
 from relight.lifecycle.threads import Threads
+from relight.metrics import Metrics
 from relight.model.run import ItemResult, Message, Page, Run, RunFilter, Status
+from relight.parts import make_leases, make_store
+from relight.ports.leases import LeaseManager
 from relight.ports.store import Store
-from relight.recovery.startup import StartupRecovery
+from relight.process import bury, this_process
+from relight.recovery.explain import Explanation, explain
+from relight.recovery.orphans import OrphanRecovery
+from relight.recovery.plan import Planned, incomplete, plan
+from relight.recovery.resume import resume
+
+CLOCK_SECONDS = 60.0  # between two looks at the server's clock
 
 
 class Relight:
@@ -39,7 +57,8 @@ class Relight:
             run = await rl.start(checkout, order, id="order-42")
             print(await run.result())
 
-    `url` is a path or sqlite:///path, or memory: for tests; every other setting of `relight.config` may be given by keyword.
+    `url` is a path or sqlite:///path, postgresql://…, or memory: for tests; every other setting of `relight.config` may be
+    given by keyword. A `store` given as an object brings its `leases` (or has none: then one process at a time).
     `with Relight(...)` (without async) gives the same engine with blocking methods, on a loop of its own.
     """
 
@@ -48,16 +67,19 @@ class Relight:
         url: str | os.PathLike[str] | None = None,
         *,
         store: Store | None = None,
+        lease_manager: LeaseManager | None = None,
         clock: Clock = SYSTEM_CLOCK,
         entropy: Entropy = SYSTEM_ENTROPY,
         **config: Any,
     ) -> None:
         self.config: Config = load_config(None if url is None else os.fspath(url), config, os.environ)
         self._store = store
+        self._leases = lease_manager
         self._clock = clock
         self._entropy = entropy
         self._services: Services | None = None
         self._orchestrator: Orchestrator | None = None
+        self._recovery: OrphanRecovery | None = None
         self._blocking: BlockingRelight | None = None
 
     # ---- life
@@ -88,48 +110,112 @@ class Relight:
         for module in self.config.modules:
             importlib.import_module(module)
         loop = asyncio.get_running_loop()
-        store = self._store if self._store is not None else make_store(self.config.store, self._clock)
+        store = self._store if self._store is not None else make_store(self.config, self._clock)
+        leases = (
+            self._leases if self._leases is not None else make_leases(self.config, store, given=self._store is not None)
+        )
         await store.open()
-        recorder = Recorder(store, loop)
-        name = self.config.orchestrator_id or socket.gethostname()
-        self._services = Services(
+        try:
+            await self._open_on(store, leases, loop)
+        except BaseException:
+            await store.close()
+            raise
+
+    async def _open_on(self, store: Store, leases: LeaseManager, loop: asyncio.AbstractEventLoop) -> None:
+        owner = f"{self.config.orchestrator_id or socket.gethostname()}#{self._entropy.uuid().hex[:12]}"
+        services = Services(
             store=store,
-            recorder=recorder,
-            clock=self._clock,
+            keeper=Keeper(
+                leases,
+                owner,
+                this_process(owner),
+                self.config.recovery.lease_ttl_seconds,
+                drives=self.config.drive,
+            ),
+            recorder=Recorder(store, loop),
+            clock=await self._clock_of(store),
             entropy=self._entropy,
             threads=Threads(loop, self.config.max_threads),
             background=Background(loop),
             registry=REGISTRY,
             config=self.config,
-            owner=f"{name}#{self._entropy.uuid().hex[:12]}",
+            metrics=Metrics(),
+            owner=owner,
             loop=loop,
         )
+        orchestrator = Orchestrator(services)
+        recovery = OrphanRecovery(orchestrator)
+        try:
+            await services.keeper.start(recovery)
+        except BaseException:
+            bury(owner)
+            raise
+        self._services, self._orchestrator, self._recovery = services, orchestrator, recovery
         install_task_factory(loop)
-        recorder.start()
-        self._orchestrator = Orchestrator(self._services)
-        self._orchestrator.start()
-        if self.config.recovery.enabled:
-            REGISTRY.listen(self._orchestrator.flow_registered)
-            self._services.background.start(self._orchestrator.free(REGISTRY.names()), "free")
-            self._services.background.start(StartupRecovery(self._orchestrator).run(), "startup")
+        services.recorder.start()
+        orchestrator.start()
+        if isinstance(services.clock, StoreClock):
+            services.background.start(_follow(store, services.clock), "clock")
+        if self._recovers:
+            REGISTRY.listen(orchestrator.flow_registered)
+            services.background.start(orchestrator.free(REGISTRY.names()), "free")
+            recovery.start()
+
+    async def signalled(self) -> None:
+        """Until SIGTERM or SIGINT: `async with Relight(...) as rl: await rl.signalled()` is a whole orchestrator, which then
+        closes gracefully. A second signal ends the process at once, which is as safe as any crash. Main thread only."""
+        loop = asyncio.get_running_loop()
+        told = asyncio.Event()
+
+        def tell() -> None:
+            if told.is_set():
+                os._exit(1)
+            told.set()
+
+        for one in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(one, tell)
+        await told.wait()
+
+    @property
+    def store_name(self) -> str:
+        """The store as it may be shown: without a password."""
+        return re.sub(r"//[^@/]*@", "//", self.config.store)
+
+    @property
+    def _recovers(self) -> bool:
+        return self.config.recovery.enabled and self.config.drive
+
+    async def _clock_of(self, store: Store) -> Clock:
+        """Where a server's clock decides, ours follows it."""
+        asked_at = self._clock.now()
+        server_now = await store.now()
+        if server_now is None:
+            return self._clock
+        clock = StoreClock(self._clock)
+        clock.set(server_now, asked_at)
+        return clock
 
     async def close(self) -> None:
-        """Let steps in flight finish, within shutdown_grace; take every run out of memory; close the store."""
-        if self._services is None or self._orchestrator is None:
+        """Let steps in flight finish, within shutdown_grace; take every run out of memory, for others to take up at once;
+        end the session; close the store."""
+        if self._services is None or self._orchestrator is None or self._recovery is None:
             return
-        services, orchestrator = self._services, self._orchestrator
-        if self.config.recovery.enabled:
+        services, orchestrator, recovery = self._services, self._orchestrator, self._recovery
+        if self._recovers:
             with contextlib.suppress(ValueError):
                 REGISTRY.unlisten(orchestrator.flow_registered)
         try:
+            await recovery.stop()
             services.recorder.hurry(self.config.shutdown_grace_seconds)
             await orchestrator.stop(self.config.shutdown_grace_seconds)
             await services.background.stop()
             await services.recorder.stop()
+            await services.keeper.stop(release=True)
             await services.store.close()
         finally:
+            bury(services.owner)
             remove_task_factory(services.loop)
-            self._services = self._orchestrator = None
+            self._services = self._orchestrator = self._recovery = None
 
     @property
     def services(self) -> Services:
@@ -209,6 +295,30 @@ class Relight:
         """The finished foreach items of a run."""
         return await self.services.store.item_results(id)
 
+    # ---- recovery
+
+    @property
+    def metrics(self) -> Metrics:
+        """What recovery has counted in this process."""
+        return self.services.metrics
+
+    async def incomplete(self) -> Sequence[Run]:
+        """Every unfinished root run, newest first."""
+        return [row async for row in incomplete(self.services)]
+
+    async def plan(self) -> Sequence[Planned]:
+        """What recovery would do with every unfinished run, and why. Nothing is done."""
+        return [planned async for planned in plan(self.services)]
+
+    async def explain(self, id: str) -> Explanation:  # noqa: A002
+        """Why a run is where it is: a sentence, and the facts behind it."""
+        return await explain(self.services, id)
+
+    async def resume(self, id: str) -> Handle:  # noqa: A002
+        """Bring a run back by hand: an orphan, a held one, or one that recovery has given up on."""
+        await resume(self.orchestrator, id)
+        return Handle(self, id)
+
     # ---- for handles
 
     async def row(self, run_id: str) -> Run:
@@ -237,16 +347,15 @@ def _status(status: Status | str) -> Status:
         raise ConfigError(f"list(status={status!r}): there is no such status; there are {known}") from None
 
 
-def make_store(url: str, clock: Clock) -> Store:
-    """The store a url names."""
-    if url == "memory:":
-        return MemoryStore(clock=clock)
-    if url.startswith("sqlite:///"):
-        path = url.removeprefix("sqlite:///")
-    elif "://" in url:
-        raise ConfigError(f"store {url!r}: this version knows memory:, sqlite:///path and plain paths")
-    else:
-        path = url
-    from relight.backends.sqlite.store import SqliteStore  # noqa: PLC0415 - apsw is loaded only when SQLite is used
-
-    return SqliteStore(path, clock=clock)
+async def _follow(store: Store, clock: StoreClock) -> None:
+    """Ask the server for its time now and then: clocks drift, and are set."""
+    never = asyncio.Event()
+    while True:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOCK_SECONDS):
+                await never.wait()
+        with contextlib.suppress(StoreUnavailableError):  # then the last offset serves on
+            asked_at = clock.base_now()
+            server_now = await store.now()
+            if server_now is not None:
+                clock.set(server_now, asked_at)

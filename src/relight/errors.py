@@ -17,9 +17,9 @@
     ├── NonDeterminismError           the flow asks for something else than its journal holds
     ├── VersionMismatchError          a step's code changed under version_mismatch="fail"
     ├── OutsideRunError               a durable operation was called where no run is alive
-    ├── LeasesUnavailableError        whoever keeps the leases does not answer; it may pass
     └── StoreError                    the store did not take or give what it should
         ├── StoreUnavailableError     disk full, I/O error, server gone: nothing is known to be written
+        │   └── LeasesUnavailableError  whoever keeps the leases does not answer; nothing is claimed meanwhile
         ├── StoreFormatError          not our file, newer than us, read-only, a directory
         ├── CorruptionError           a stored row does not read back; carries root and sequence
         └── FencedError               another owner has taken the run: this process must let go of it
@@ -115,16 +115,16 @@ class OutsideRunError(RelightError, RuntimeError):
     """A durable operation was called where no run is alive to record it."""
 
 
-class LeasesUnavailableError(RelightError):
-    """Whoever keeps the leases does not answer. It may pass; meanwhile nothing is claimed."""
-
-
 class StoreError(RelightError):
     """The store did not take or give what it should."""
 
 
 class StoreUnavailableError(StoreError):
     """The store failed for a reason that may pass: nothing of this commit is known to be written."""
+
+
+class LeasesUnavailableError(StoreUnavailableError):
+    """Whoever keeps the leases does not answer. It may pass; meanwhile nothing is claimed."""
 
 
 class StoreFormatError(StoreError):

@@ -15,6 +15,15 @@ class Token(enum.StrEnum):
     """What a log line is about. The value is what stands in the brackets; the docstring of each is its meaning."""
 
     RUN_RESUMED = "RUN_RESUMED"
+    RUN_GIVEN_UP = "RUN_GIVEN_UP"
+    RUN_FINISHED = "RUN_FINISHED"
+    RUN_RELEASED = "RUN_RELEASED"
+    OWNER_DEAD = "OWNER_DEAD"
+    OWNER_CORRECTED = "OWNER_CORRECTED"
+    ORCHESTRATOR_ID_SHARED = "ORCHESTRATOR_ID_SHARED"
+    HEARTBEAT_FAILED = "HEARTBEAT_FAILED"
+    LEASE_LOST = "LEASE_LOST"
+    LEASE_REGAINED = "LEASE_REGAINED"
     STEP_REPEATED = "STEP_REPEATED"
     STEP_INTERRUPTED = "STEP_INTERRUPTED"
     STEP_RETRYING = "STEP_RETRYING"
@@ -42,6 +51,15 @@ class Token(enum.StrEnum):
 
 MEANING: dict[Token, str] = {
     Token.RUN_RESUMED: "an unfinished run was claimed, restored and goes on",
+    Token.RUN_GIVEN_UP: "an orphan was cancelled by policy (max_resume_age, auto_resume) instead of resumed",
+    Token.RUN_FINISHED: "a run's end was journaled but its row did not say so; the row was brought up to it",
+    Token.RUN_RELEASED: "an orchestrator that stops or has lost its lease let go of a run, for any other to take up",
+    Token.OWNER_DEAD: "an orchestrator's session has lapsed or its process is gone; its runs are being recovered",
+    Token.OWNER_CORRECTED: "a run's lease is held by another than its row says; the row was corrected",
+    Token.ORCHESTRATOR_ID_SHARED: "another living orchestrator has the same orchestrator_id; they are told apart by session",
+    Token.HEARTBEAT_FAILED: "a heartbeat did not get through; it is tried again before the lease lapses",
+    Token.LEASE_LOST: "the lease could not be renewed; this process lets go of its runs until it can",
+    Token.LEASE_REGAINED: "the lease is renewed again; this process takes up runs again",
     Token.STEP_REPEATED: "a step was in flight when its process died and is executed again",
     Token.STEP_INTERRUPTED: 'a step with on_crash="fail" was in flight when its process died and is failed instead',
     Token.STEP_RETRYING: "an attempt of a step failed and another follows",

@@ -501,9 +501,9 @@ async def test_an_engine_that_is_not_open_says_so():
     with pytest.raises(RelightError, match="is not open: use it inside"):
         await rl.start(waiting_flow())
     with pytest.raises(
-        ConfigError, match=r"'postgres://db'.*this version knows memory:, sqlite:///path and plain paths"
+        ConfigError, match=r"'mysql://db'.*this version knows memory:, sqlite:///path, plain paths and postgresql://"
     ):
-        await Relight("postgres://db").open()
+        await Relight("mysql://db").open()
 
 
 async def test_wrong_filters_are_refused(world: World):

@@ -22,6 +22,8 @@ from relight.flow.registry import REGISTRY
 from relight.flow.scope import remove_task_factory
 from relight.model.journal import AnyEvent, Journal, decode_event
 from relight.model.replay import TreeState, restore
+from relight.model.run import News
+from relight.process import bury
 from relight.testing.clock import FakeClock
 
 DEADLINE_SECONDS = 20.0  # for anything a test waits for; generous, since it is only ever used up by a failure
@@ -48,8 +50,8 @@ class MortalStore:
         self.slow = slow
         self.dead = False
 
-    def watch(self, changed: Callable[[], None]) -> None:
-        self.inner.watch(lambda: None if self.dead else changed())
+    def watch(self, changed: Callable[[News], None]) -> None:
+        self.inner.watch(lambda news: None if self.dead else changed(news))
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.inner, name)
@@ -133,9 +135,12 @@ class World:
         store.dead = True
         services, orchestrator = engine.services, engine.orchestrator
         orchestrator.stopping = True
+        services.keeper.abandon()
+        bury(services.owner)
         with contextlib.suppress(ValueError):
             REGISTRY.unlisten(orchestrator.flow_registered)
-        tasks: list[asyncio.Task[Any] | None] = [services.recorder._task, orchestrator._task]
+        assert engine._recovery is not None
+        tasks: list[asyncio.Task[Any] | None] = [services.recorder._task, orchestrator._task, engine._recovery._task]
         tasks += services.background._tasks
         for run in orchestrator.live.values():
             run.stopping, run.departing = "crashed", True
@@ -152,7 +157,7 @@ class World:
             _, left = await asyncio.wait(left, timeout=0.05)
         await store.inner.close()
         remove_task_factory(services.loop)
-        engine._services = engine._orchestrator = None
+        engine._services = engine._orchestrator = engine._recovery = None
 
     async def crash_and_reopen(self, **config: Any) -> Relight:
         await self.crash()

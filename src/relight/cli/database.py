@@ -1,4 +1,4 @@
-"""Opening a database that is only looked at: nothing is recovered, nothing is driven, and no file is made."""
+"""Opening a database that is only looked at: nothing is recovered, nothing is driven, and no file or table is made."""
 
 from __future__ import annotations
 
@@ -18,13 +18,23 @@ from relight.errors import RelightError
 
 Database = Annotated[
     str | None,
-    typer.Option("--db", metavar="PATH", help="The SQLite file; otherwise RELIGHT_STORE, otherwise relight.db here."),
+    typer.Option(
+        "--db",
+        metavar="PATH|URL",
+        help="The SQLite file or postgresql://…; otherwise RELIGHT_STORE, otherwise relight.db here.",
+    ),
+]
+Modules = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--module", metavar="NAME", help="Import this module's flows; may be given again. Else RELIGHT_MODULES."
+    ),
 ]
 
 
 @contextmanager
-def looking(db: str | None) -> Iterator[BlockingRelight]:
-    """The database, open for reading. Anything that Relight refuses ends the command with one line."""
+def looking(db: str | None, modules: list[str] | None = None) -> Iterator[BlockingRelight]:
+    """The database, open for looking and telling. Anything that Relight refuses ends the command with one line."""
     try:
         store = load_config(db, {}, os.environ).store
         if store == "memory:":
@@ -32,7 +42,7 @@ def looking(db: str | None) -> Iterator[BlockingRelight]:
         path = Path(store.removeprefix("sqlite:///"))
         if "://" not in store.removeprefix("sqlite:///") and not path.exists():
             fail(f"there is no database {path}; name one with --db or RELIGHT_STORE")
-        with Relight(store, modules=[], recovery={"enabled": False}) as rl:
+        with Relight(store, modules=modules or [], drive=False, migrate=False) as rl:
             yield rl
     except RelightError as error:
         fail(error)

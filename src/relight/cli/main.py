@@ -11,7 +11,11 @@ from typing import Annotated
 
 import typer
 
+from relight.cli import recovery
 from relight.cli.demo import demo
+from relight.cli.explain import explain
+from relight.cli.migrate import migrate
+from relight.cli.orchestrator import orchestrator
 from relight.cli.runs import runs
 from relight.cli.show import show
 
@@ -45,6 +49,10 @@ def _options(
 app.command()(demo)
 app.command()(runs)
 app.command()(show)
+app.command()(explain)
+app.add_typer(recovery.app, name="recovery")
+app.command()(orchestrator)
+app.command()(migrate)
 
 if __name__ == "__main__":
     app()

@@ -86,6 +86,7 @@ class Step(Definition[P, R]):
         self.on_crash = on_crash
         # Nothing to remember but the result: the short way through execution.
         self.plain = retry is None and timeout is None and on_crash == "rerun" and self.is_async
+        REGISTRY.add_step(self)
 
     def _options(self) -> dict[str, object]:
         return {**super()._options(), "on_crash": self.on_crash}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from relight.errors import DefinitionError, UnknownFlowError
 
 if TYPE_CHECKING:
-    from relight.flow.definitions import Flow
+    from relight.flow.definitions import Flow, Step
 
 
 class Registry:
@@ -17,6 +18,7 @@ class Registry:
     def __init__(self) -> None:
         self._flows: dict[str, Flow[..., Any]] = {}
         self._listeners: list[Callable[[str], None]] = []
+        self._steps: dict[str, weakref.WeakValueDictionary[str, Step[..., Any]]] = {}  # by name, then by place
 
     def add(self, flow: Flow[..., Any]) -> None:
         """Register a flow. The same place in the source may register again (a reload); another place may not."""
@@ -48,6 +50,19 @@ class Registry:
     def remove(self, name: str) -> None:
         """Forget a flow: for tests and for flows whose source is gone."""
         self._flows.pop(name, None)
+
+    def add_step(self, step: Step[..., Any]) -> None:
+        """Know a step's name. Several steps may share one: steps are called, not looked up."""
+        self._steps.setdefault(step.name, weakref.WeakValueDictionary())[step.place] = step
+
+    def changed(self, recorded: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+        """Of recorded steps, as pairs of key and fingerprint, the keys of those whose code is another today. A name that
+        nobody here knows is passed over: its flow will say what became of it."""
+        return tuple(key for key, fingerprint in recorded if self._is_changed(key, fingerprint))
+
+    def _is_changed(self, key: str, fingerprint: str) -> bool:
+        known = self._steps.get(key.rpartition("/")[2].partition(":")[0])
+        return bool(known) and all(step.fingerprint != fingerprint for step in list((known or {}).values()))
 
     def listen(self, listener: Callable[[str], None]) -> None:
         """Be told the name of every flow registered from now on, on the thread that registers it."""

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from relight.errors import RunCancelled, Unwind
+from relight.errors import RunCancelled, StoreError, Unwind
 from relight.flow.scope import Scope
 from relight.lifecycle.blocked import break_off, is_blocked
 from relight.model import journal as j
-from relight.model.run import Hold, Message, MessageKind, Status
+from relight.model.run import Hold, LogLine, Message, MessageKind, Status
 from relight.telemetry import Token, log
 
 if TYPE_CHECKING:
@@ -180,12 +180,27 @@ def fenced(run: LiveRun) -> None:
     if run.over and run.outcome is None:
         return
     log(logging.WARNING, Token.RUN_FENCED, f"run {run.id}: another owner has claimed it; this process lets go of it")
+    run.services.metrics.fenced.inc()
+    run.services.metrics.false_deaths.inc()
+    run.services.background.start(_note_fenced(run), "note")
     run.stopping = run.stopping or "fenced"
     run.outcome = None
     run.over = False
     _cancel_bodies(run)
     if not run.departing:
         run.services.background.start(depart(run, "fenced", PARK_GRACE_SECONDS), "depart")
+
+
+async def _note_fenced(run: LiveRun) -> None:
+    """Into the run's log, which is open to whoever saw something happen to it. Not worth a second try."""
+    text = (
+        f"{run.services.owner} still drove it at epoch {run.writer.epoch} and was fenced; nothing of that was written"
+    )
+    line = LogLine(run_id=run.id, at=run.services.clock.now(), text=text, token=Token.RUN_FENCED.value)
+    try:
+        await run.services.store.append_log([line])
+    except StoreError as error:
+        log(logging.DEBUG, Token.RUN_FENCED, f"run {run.id}: its log could not be written: {error}")
 
 
 def _cancel_bodies(run: LiveRun) -> None:

@@ -27,7 +27,7 @@ from relight.lifecycle.run import LiveRun
 from relight.lifecycle.services import Services
 from relight.lifecycle.watchers import Watcher, Watchers
 from relight.model.replay import TreeState
-from relight.model.run import Hold, Message, Run, Status
+from relight.model.run import Hold, Message, News, Run, Status
 from relight.telemetry import Token, log
 
 CHECK_SECONDS = 5.0  # between looks at the store when nothing wakes us
@@ -75,21 +75,39 @@ class Orchestrator:
             self._timer.cancel()
         runs = list(self.live.values())
         if runs:
-            await asyncio.gather(*(self._let_go(run, grace_seconds) for run in runs))
+            await asyncio.gather(*(self._let_go(run, grace_seconds, "its orchestrator stops") for run in runs))
         self._watchers.tell_all_but(())
 
-    async def _let_go(self, run: LiveRun, grace_seconds: float) -> None:
-        """Shut down one run: it is free at once for whoever opens the store next, and that counts as no crash."""
+    async def _let_go(self, run: LiveRun, grace_seconds: float, why: str) -> None:
+        """Take one run out of memory: it is free at once for anybody to take up, and that counts as no crash."""
         if is_blocked(run):
             await hold.park(run)
             return
         now = self.services.clock.now()
-        await hold.depart(
-            run,
-            "shutdown",
-            grace_seconds,
-            lambda: run.change(Status.PENDING, owner=None, wake_at=now, reason="released"),
-        )
+
+        def write() -> None:
+            run.change(Status.PENDING, owner=None, wake_at=now, reason="released")
+            run.log(Token.RUN_RELEASED, f"released by {self.services.owner}: {why}")
+
+        await hold.depart(run, why, grace_seconds, write)
+
+    # ---- the lease
+
+    def let_go_of_all(self) -> None:
+        """The lease could not be renewed and lapses in a third of its ttl: stop driving before that. What the store still
+        takes is released for others; what it does not take waits in the recorder, and is fenced if others were faster."""
+        grace = self.services.config.recovery.lease_ttl_seconds / 6
+        for run in list(self.live.values()):
+            self.services.background.start(
+                self._let_go(run, grace, "its orchestrator could not renew its lease"), "adrift"
+            )
+
+    def take_again(self, lapsed: bool) -> None:
+        """The lease is ours again. If it had lapsed, others may have claimed what is still in memory here."""
+        if lapsed:
+            self._overtaken.suspect()
+        self._look_again = self._listen_again = True
+        self._wanted.set()
 
     # ---- room
 
@@ -106,7 +124,7 @@ class Orchestrator:
         if self.stopping:
             raise StoreUnavailableError("this Relight is stopping: nothing can be started any more")
         self._creating[run_id] += 1
-        if self.room <= 0:
+        if self.room <= 0 or not self.services.keeper.held:
             return False
         self._reserved += 1
         return True
@@ -134,6 +152,7 @@ class Orchestrator:
     def drive(self, run: LiveRun, flow: Flow[..., object], messages: Sequence[Message]) -> None:
         """Put a run into motion."""
         self.live[run.id] = run
+        self.services.keeper.attach(run.id)
         run.main = start_task(self.services.loop, execute.drive(run, flow), None, "relight-run")
         if run.status in (Status.PAUSED, Status.PENDING):
             run.set_running()
@@ -146,6 +165,7 @@ class Orchestrator:
 
     def ended(self, run: LiveRun) -> None:
         self.live.pop(run.id, None)
+        self.services.keeper.detach(run.id)
         self._own.discard(run.id)
         self.tell(run.id, run.outcome)
         if run.row.parent_id is not None:
@@ -155,6 +175,8 @@ class Orchestrator:
     def left(self, run: LiveRun) -> None:
         if self.live.get(run.id) is run:
             del self.live[run.id]
+            if not run.writer.fenced:  # else its lease is another's already
+                self.services.keeper.detach(run.id)
         self.tell(run.id, None)
         if run.writer.fenced or self.stopping:
             return
@@ -215,11 +237,13 @@ class Orchestrator:
         self._listen_again = True
         self._wanted.set()
 
-    def _changed(self) -> None:
+    def _changed(self, news: News) -> None:
         """Another process has written."""
-        self._watchers.tell_all_but(self.live)
-        self._overtaken.others_wrote = True
-        self._look_again = self._listen_again = True
+        if News.RUNS in news:
+            self._watchers.tell_all_but(self.live)
+            self._overtaken.others_wrote = True
+        self._look_again |= News.DUE in news
+        self._listen_again |= News.MAIL in news
         self._wanted.set()
 
     def flow_registered(self, name: str) -> None:
@@ -250,7 +274,7 @@ class Orchestrator:
                 if self._listen_again:
                     self._listen_again = False
                     await self._mail.hear()
-                if self._look_again and self.room > 0:
+                if self._look_again and self.room > 0 and self.services.keeper.held:
                     self._look_again = False
                     await self._take_due()
             except StoreError as error:
@@ -260,6 +284,15 @@ class Orchestrator:
                 await patience.pause()
             else:
                 patience.again()
+
+    def has(self, run_id: str) -> bool:
+        """Whether this process drives the run, is about to, or finds out whether it should."""
+        return run_id in self.live or run_id in self.taking or run_id in self._doubtful or run_id in self._creating
+
+    def claim_as_own(self, run_id: str) -> None:
+        """Somebody asked this process to bring the run back: it may be taken up here also while recovery is off."""
+        self._own.add(run_id)
+        self._look()
 
     def _may_take(self, run_id: str) -> bool:
         """With recovery off nothing is claimed by itself, but for the runs this process has started."""

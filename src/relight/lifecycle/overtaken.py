@@ -21,6 +21,10 @@ class Overtaken:
         self._next_look = 0.0
         self.others_wrote = False
 
+    def suspect(self) -> None:
+        """Our lease had lapsed: look in the next pass, whatever others wrote."""
+        self.others_wrote, self._next_look = True, 0.0
+
     async def look(self) -> None:
         """Called in every pass of the orchestrator."""
         now = self._services.loop.time()

@@ -24,7 +24,7 @@ from relight.errors import StoreUnavailableError
 from relight.lifecycle.patience import Patience
 from relight.lifecycle.races import OneByOne
 from relight.model.journal import Event, encode_event
-from relight.model.run import ItemResult, Message, Run, RunChange
+from relight.model.run import ItemResult, LogLine, Message, Run, RunChange
 from relight.ports.store import Commit, CommitResult, Committed, Store
 from relight.telemetry import Token, log
 
@@ -120,6 +120,9 @@ class Writer:
 
     def cancel_spawned(self, reason: str) -> None:
         self.draft.cancel_spawned = reason
+
+    def log(self, line: LogLine) -> None:
+        self.draft.log = [*self.draft.log, line]
 
     def item(self, item: ItemResult) -> None:
         self.draft.items = [*self.draft.items, item]

@@ -1,7 +1,8 @@
-"""Recover: claim, restore, replay, resume. Also how a parked run comes back: only the reason differs.
+"""Recover: lease, claim, restore, decide, resume. Also how a parked run comes back: only the reason differs.
 
-claim ─ raise the epoch in the store, for the whole pass at once; whoever loses the race drops the run
-read ── checkpoint, tail and inbox of all claimed runs, in one read
+lease ── acquire it first: only the holder pays for reading
+claim ── raise the epoch in the store, for the whole pass at once; whoever loses the race drops the run
+read ─── checkpoint, tail and inbox of all claimed runs, in one read
 decide ─ model.decisions, from facts
 resume ─ the flow is called again; what the journal holds is given back to it instead of done
 """
@@ -17,9 +18,12 @@ import msgspec
 from relight.errors import CorruptionError, StoreError
 from relight.flow.payloads import record_error
 from relight.lifecycle import hold
+from relight.lifecycle.facts import ENDINGS, facts_of, open_children
 from relight.lifecycle.run import LiveRun
+from relight.lifecycle.services import Services
 from relight.model import journal as j
-from relight.model.decisions import Action, Decision, Facts, decide
+from relight.model.decisions import Action, Decision, decide
+from relight.model.lease import OwnedBy
 from relight.model.replay import TreeState, restore
 from relight.model.run import Hold, Message, MessageKind, Run, RunChange, Status
 from relight.telemetry import Token, log
@@ -32,6 +36,7 @@ class _Restored(msgspec.Struct):
     """A claimed run on its way back: what will be done with it, and what it was told meanwhile."""
 
     run: LiveRun
+    state: TreeState
     decision: Decision
     inbox: list[Message]
 
@@ -40,21 +45,25 @@ async def take_up(orchestrator: Orchestrator, rows: list[Run], *, crashed: bool)
     """Bring these unfinished roots into memory and drive them; how many were claimed."""
     rows = [row for row in rows if not row.status.terminal and row.id not in orchestrator.live]
     rows = [row for row in rows if row.id not in orchestrator.taking]
-    if not rows or orchestrator.stopping:
+    if not rows or orchestrator.stopping or not orchestrator.services.keeper.held:
         return 0
+    services = orchestrator.services
     ids = [row.id for row in rows]
     orchestrator.taking.update(ids)
     restored: list[_Restored] = []
+    began = services.clock.monotonic()
     try:
-        epochs = await orchestrator.services.store.claim(
-            {row.id: row.epoch for row in rows}, orchestrator.services.owner
-        )
+        rows = await _lease(services, rows)
+        epochs = await services.store.claim({row.id: row.epoch for row in rows}, services.owner)
         restored = await _restore(orchestrator, [row for row in rows if row.id in epochs], epochs, crashed)
         for one in restored:
             if crashed:
                 await one.run.writer.committed()  # one commit for all: a crash from here on counts against the run
             if not one.run.writer.fenced:
                 await _act(orchestrator, one, crashed)
+        if crashed and epochs:
+            services.metrics.claims.inc(len(epochs))
+            services.metrics.resume.observe(services.clock.monotonic() - began)
         return len(epochs)
     except StoreError:
         # Perhaps they are claimed: then nobody but this process would ever look at them again.
@@ -65,16 +74,39 @@ async def take_up(orchestrator: Orchestrator, rows: list[Run], *, crashed: bool)
         _free_again(orchestrator, restored)
 
 
+async def _lease(services: Services, rows: list[Run]) -> list[Run]:
+    """Those whose lease is ours now. Where it turns out to be another's than the row says, the row is corrected."""
+    keeper = services.keeper
+    # On a store that keeps the leases, claiming a run without owner acquires its lease.
+    wanted = [row for row in rows if not keeper.leases.in_store or row.owner not in (None, services.owner)]
+    if not wanted:
+        return rows
+    answers = await keeper.ask(lambda leases: leases.acquire_lease([row.id for row in wanted]))
+    refused = set()
+    for row in wanted:
+        answer = answers.get(row.id)
+        if answer is None or isinstance(answer, OwnedBy):
+            refused.add(row.id)
+        if isinstance(answer, OwnedBy) and row.owner is not None and row.owner != answer.owner:
+            await services.store.correct_owner(row.id, row.epoch, answer.owner)
+            log(
+                logging.WARNING,
+                Token.OWNER_CORRECTED,
+                f"run {row.id}: its lease is held by {answer.owner}, not by {row.owner}; corrected",
+            )
+    return [row for row in rows if row.id not in refused]
+
+
 async def _restore(
     orchestrator: Orchestrator, rows: list[Run], epochs: dict[str, int], crashed: bool
 ) -> list[_Restored]:
     """Read the claimed runs' journals and inboxes, replay them, and decide. One that cannot be read is held here."""
     if not rows:
         return []
-    store = orchestrator.services.store
-    journals = await store.read([row.id for row in rows])
+    services = orchestrator.services
+    journals = await services.store.read([row.id for row in rows])
     inboxes: dict[str, list[Message]] = {row.id: [] for row in rows}
-    for message in await store.inbox([row.id for row in rows]):
+    for message in await services.store.inbox([row.id for row in rows]):
         inboxes[message.run_id].append(message)
     restored = []
     for row, journal in zip(rows, journals, strict=True):
@@ -82,16 +114,31 @@ async def _restore(
             if isinstance(journal, Exception):
                 raise journal
             state = restore(journal)
-        except CorruptionError as error:
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with this run, the others of the pass go on
             await _hold_unreadable(orchestrator, row, epochs[row.id], error, inboxes[row.id])
             continue
-        run, decision = _decide(orchestrator, row, epochs[row.id], state, crashed)
-        if crashed:
-            now = orchestrator.services.clock.now()
-            run.writer.add(j.RunRecovered("", orchestrator.services.owner, row.owner, now))
-            run.change(Status.RUNNING, owner=orchestrator.services.owner)
-        restored.append(_Restored(run, decision, inboxes[row.id]))
+        run = LiveRun(services, orchestrator, row, epochs[row.id], state)
+        run.recovered = crashed
+        # woken: whether it may be taken up at all was decided before; now its lease is ours.
+        decision = decide(facts_of(services, row, state=state, crashed=crashed, woken=True))
+        if crashed and decision.action is not Action.FINISH:
+            _record_recovery(run, state, decision)
+        restored.append(_Restored(run, state, decision, inboxes[row.id]))
     return restored
+
+
+def _record_recovery(run: LiveRun, state: TreeState, decision: Decision) -> None:
+    """Who recovered the run from whom, and why: in its journal, which counts crashes, and in its log, for people."""
+    services, now = run.services, run.services.clock.now()
+    run.writer.add(j.RunRecovered("", services.owner, run.row.owner, now))
+    run.change(Status.RUNNING, owner=services.owner)
+    begun = [key for key, open_ in state.open.items() if open_.kind == "step" and open_.until is None]
+    known = f"; in flight then: {', '.join(begun[:10])}" if begun else ""
+    run.log(
+        Token.RUN_RESUMED if decision.action is Action.RESUME else Token.RUN_HELD,
+        f"claimed from {run.row.owner} by {services.owner} at epoch {run.writer.epoch}: {decision.reason}; "
+        f"{run.restored} operations restored{known}",
+    )
 
 
 def _free_again(orchestrator: Orchestrator, restored: list[_Restored]) -> None:
@@ -102,31 +149,12 @@ def _free_again(orchestrator: Orchestrator, restored: list[_Restored]) -> None:
             orchestrator.flow_registered(name)
 
 
-def _decide(
-    orchestrator: Orchestrator, row: Run, epoch: int, state: TreeState, crashed: bool
-) -> tuple[LiveRun, Decision]:
-    services = orchestrator.services
-    flow = services.registry.find(row.flow)
-    decision = decide(
-        Facts(
-            status=row.status,
-            flow=row.flow,
-            flow_registered=flow is not None,
-            resumable=flow is None or flow.resumable,
-            crashed=crashed,
-            crashes_without_progress=state.recoveries,
-            max_attempts=services.config.recovery.max_attempts,
-        )
-    )
-    run = LiveRun(services, orchestrator, row, epoch, state)
-    run.recovered = crashed
-    return run, decision
-
-
 async def _act(orchestrator: Orchestrator, restored: _Restored, crashed: bool) -> None:
     """Do what was decided."""
     run, decision = restored.run, restored.decision
     flow = orchestrator.services.registry.find(run.row.flow)
+    if crashed:
+        orchestrator.services.metrics.decisions.labels(decision.action.value).inc()
     if decision.action is Action.RESUME and flow is not None:
         if crashed:
             log(
@@ -137,41 +165,75 @@ async def _act(orchestrator: Orchestrator, restored: _Restored, crashed: bool) -
         orchestrator.drive(run, flow, restored.inbox)
         return
     orchestrator.live[run.id] = run
-    await hold.depart(run, decision.reason, 0.0, _final_write(run, decision, restored.inbox))
+    await hold.depart(run, decision.reason, 0.0, _final_write(restored))
 
 
-def _final_write(run: LiveRun, decision: Decision, messages: list[Message]) -> Callable[[], None] | None:
+def _final_write(restored: _Restored) -> Callable[[], None] | None:
     """What is committed for a run that is not driven; None for one that is held, which `depart` writes."""
+    run, decision = restored.run, restored.decision
     now = run.services.clock.now()
-    cancel = next((message for message in messages if message.kind is MessageKind.CANCEL), None)
+    cancel = next((message for message in restored.inbox if message.kind is MessageKind.CANCEL), None)
+    if decision.action is Action.FINISH:
+        return lambda: _finish(run, restored.state, decision)
     if cancel is not None:  # nothing can be run for it, so there is nothing to clean up either
         reason = str(msgspec.json.decode(cancel.payload) or "cancelled")
-        return lambda: hold.conclude(run, j.RunCancelled("", reason, now), reason=reason)
+        return lambda: _end(run, restored.state, j.RunCancelled("", reason, now), reason=reason)
+    if decision.action is Action.CANCEL:
+        log(logging.WARNING, Token.RUN_GIVEN_UP, f"run {run.id}: {decision.reason}")
+        event = j.RunCancelled("", decision.reason, now)
+        return lambda: _end(run, restored.state, event, reason=decision.reason, hold=Hold.RECOVERY)
     if decision.action is Action.FAIL:
         log(logging.WARNING, Token.RUN_NOT_RESUMABLE, f"run {run.id}: {decision.reason}")
         error = record_error(RuntimeError(decision.reason))
+        failed = j.RunFailed("", error, now)
         encoded = msgspec.json.encode(error)
-        return lambda: hold.conclude(run, j.RunFailed("", error, now), error=encoded, reason=decision.reason)
+        return lambda: _end(run, restored.state, failed, error=encoded, reason=decision.reason)
     if decision.action is Action.HOLD_POISON:
         log(logging.ERROR, Token.RUN_POISONED, f"run {run.id}: {decision.reason}")
         run.held = (Hold.POISON, decision.reason)
+    elif decision.action is Action.HOLD_VERSION:
+        log(logging.ERROR, Token.FINGERPRINT_MISMATCH, f"run {run.id}: {decision.reason}")
+        run.held = (Hold.VERSION, decision.reason)
     else:
         log(logging.WARNING, Token.DEFINITION_MISSING, f"run {run.id}: {decision.reason}")
         run.held = (Hold.DEFINITION, decision.reason)
     return None
 
 
+def _end(run: LiveRun, state: TreeState, event: j.RunFailed | j.RunCancelled, **fields: object) -> None:
+    """End a run without calling its code: its unfinished child runs end with it, or they would seem to go on for ever."""
+    hold.conclude(run, event, **fields)
+    status, reason = (Status.FAILED if isinstance(event, j.RunFailed) else Status.CANCELLED), "its root run has ended"
+    for key in open_children(state):
+        run.writer.change(RunChange(run_id=run.run_id(key), status=status, reason=reason))
+
+
+def _finish(run: LiveRun, state: TreeState, decision: Decision) -> None:
+    """The journal has the end, the row does not: bring up the row, and nothing else."""
+    outcome = state.outcomes[""]
+    log(logging.WARNING, Token.RUN_FINISHED, f"run {run.id}: {decision.reason}")
+    status = ENDINGS[outcome.ending]
+    fields = {
+        "output": bytes(outcome.output) if status is Status.COMPLETED else None,
+        "output_blob": outcome.blob,
+        "error": msgspec.json.encode(outcome.error) if outcome.error is not None else None,
+    }
+    run.change(status, **fields)
+    run.log(Token.RUN_FINISHED, decision.reason)
+    run.outcome = msgspec.structs.replace(run.row, status=status, owner=None, wake_at=None, **fields)
+
+
 async def _hold_unreadable(
-    orchestrator: Orchestrator, row: Run, epoch: int, error: CorruptionError, messages: list[Message]
+    orchestrator: Orchestrator, row: Run, epoch: int, error: Exception, messages: list[Message]
 ) -> None:
     """The journal cannot be read, so nothing can be appended to it either: only the row says what is wrong."""
-    log(logging.ERROR, Token.JOURNAL_CORRUPT, f"run {row.id}: {error}")
-    reason = f"{error}; restore the file from a backup and resume() the run, or cancel() it"
+    known = isinstance(error, CorruptionError)
+    log(logging.ERROR, Token.JOURNAL_CORRUPT, f"run {row.id}: {error}", None if known else error)
+    what = str(error) if known else f"its journal could not be restored: {error!r}"
+    reason = f"{what}; restore the file from a backup and resume() the run, or cancel() it"
     status = RunChange(run_id=row.id, status=Status.PAUSED, hold=Hold.CORRUPT, reason=reason)
     if any(message.kind is MessageKind.CANCEL for message in messages):
-        status = RunChange(
-            run_id=row.id, status=Status.CANCELLED, reason=f"cancelled; its journal was corrupt: {error}"
-        )
+        status = RunChange(run_id=row.id, status=Status.CANCELLED, reason=f"cancelled; its journal was corrupt: {what}")
     await orchestrator.services.store.hold({row.id: epoch}, status)
     if status.status.terminal and row.parent_id is not None:
         ended = Message(run_id=row.parent_id, kind=MessageKind.ENDED, name=row.id, dedup=f"ended:{row.id}")

@@ -43,7 +43,7 @@ from relight.lifecycle.threads import FlowThread
 from relight.model.blob import blob_digest
 from relight.model.journal import NULL, Event, ValueRecorded
 from relight.model.replay import Ending, Open, Outcome, TreeState
-from relight.model.run import Hold, Message, MessageKind, Run, RunChange, Status
+from relight.model.run import Hold, LogLine, Message, MessageKind, Run, RunChange, Status
 from relight.ports.store import Store
 from relight.telemetry import Token, log
 
@@ -204,6 +204,10 @@ class LiveRun:
         """Put a new status of the root into the next commit."""
         self.status = status
         self.writer.change(RunChange(run_id=self.id, status=status, **fields))
+
+    def log(self, token: Token, text: str) -> None:
+        """A line in the run's own log, with the next commit: what happened to it, for people."""
+        self.writer.log(LogLine(run_id=self.id, at=self.services.clock.now(), text=text, token=token.value))
 
     def set_running(self) -> None:
         """Operations go on: say so with the commit they are in, if the store still says otherwise."""

@@ -11,8 +11,10 @@ from relight.clock import Clock, Entropy
 from relight.config import Config
 from relight.flow.registry import Registry
 from relight.lifecycle.background import Background
+from relight.lifecycle.keeper import Keeper
 from relight.lifecycle.record import Recorder
 from relight.lifecycle.threads import Threads
+from relight.metrics import Metrics
 from relight.ports.store import Store
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ class Services(msgspec.Struct, frozen=True):
     """What the runs of one engine share."""
 
     store: Store
+    keeper: Keeper
     recorder: Recorder
     clock: Clock
     entropy: Entropy
@@ -30,6 +33,7 @@ class Services(msgspec.Struct, frozen=True):
     background: Background
     registry: Registry
     config: Config
+    metrics: Metrics
     owner: str
     loop: asyncio.AbstractEventLoop
 

@@ -47,6 +47,8 @@ async def perform(
             return await run.open(step.result, outcome)
         begun = run.begun(key)
         _say_repeated(run, key, begun, outcome)
+    elif run.recovered:  # the first step of a branch that the journal does not know: it may have been in flight
+        _say_repeated(run, key, None, None)
     try:
         if run.cancel_reason is not None and not scope.cancel_seen:
             await hold.interrupt(run, scope, key)
@@ -268,8 +270,11 @@ def _still_valid(run: LiveRun, scope: Scope, step: Step[..., Any], key: str, dig
 
 def _say_repeated(run: LiveRun, key: str, begun: Open | None, outcome: Outcome | None) -> None:
     if outcome is None and run.recovered and (begun is None or (begun.until is None and not begun.fatal)):
+        run.recovered = begun is not None  # where nothing is journaled of its start, only the first is suspect
         log(
             logging.INFO,
             Token.STEP_REPEATED,
             f"run {run.id}: step {key!r} may have been in flight at the crash; executing it",
         )
+        run.services.metrics.steps_repeated.inc()
+        run.log(Token.STEP_REPEATED, f"step {key!r} may have been in flight when its last owner died; executed again")

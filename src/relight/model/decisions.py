@@ -1,6 +1,8 @@
 """What recovery does with an unfinished run: a pure function from facts to a decision with a reason.
 
-The recoverer, and whoever explains or plans a recovery, ask the same function, so they cannot disagree.
+The recoverer, the dry run (`relight recovery plan`) and the explanation (`relight explain`) ask the same function, so they
+cannot disagree. The recoverer asks it twice: before it has claimed the run, when only the row and the lease are known (the
+journal's facts are then at their defaults, which decide nothing), and again once it holds the run and has read its journal.
 """
 
 from __future__ import annotations
@@ -9,55 +11,146 @@ import enum
 
 import msgspec
 
-from relight.model.run import Status
+from relight.model.run import Hold, Status
 
 
 class Action(enum.StrEnum):
     """What recovery does."""
 
-    LEAVE = "leave"  # terminal: no recovery ever touches it
+    LEAVE = "leave"  # nothing: terminal, alive elsewhere, waiting, held, or not stale yet
     RESUME = "resume"
+    FINISH = "finish"  # its end is journaled already: only the row is brought up to that
+    CANCEL = "cancel"  # given up, with a reason; resumable by hand
     FAIL = "fail"
-    HOLD_DEFINITION = "hold-definition"
     HOLD_POISON = "hold-poison"
+    HOLD_DEFINITION = "hold-definition"
+    HOLD_VERSION = "hold-version"
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """What the configuration says about recovery. Zero seconds: no such limit."""
+
+    auto_resume: bool = True
+    stale_timeout_seconds: float = 0.0
+    max_resume_age_seconds: float = 0.0
+    max_attempts: int = 10
+    version_mismatch: str = "warn"
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a decision may depend on."""
+    """All that a decision may depend on. Times are the store's."""
 
+    # the row
     status: Status
     flow: str
-    flow_registered: bool
+    owner: str | None = None
+    hold: Hold | None = None
+    reason: str = ""
+    wake_at: float | None = None
+    started_at: float = 0.0
+    now: float = 0.0
+    # the lease
+    owner_alive: bool = False  # its session is fresh, or somebody else holds the run's lease
+    last_heartbeat: float | None = None  # None: nothing is left of its owner's session
+    # the code of this process
+    flow_registered: bool = True
     resumable: bool = True
-    crashed: bool  # its owner died while it was in memory; False for a parked run that is due
+    # the journal
+    ended: Status | None = None  # a final entry is there
     crashes_without_progress: int = 0
-    max_attempts: int = 10
+    changed_steps: tuple[str, ...] = ()  # recorded steps whose code is another today
+    # who asks
+    crashed: bool = False  # its owner died while it was in memory; False for a parked run that is due
+    woken: bool = False  # it was told something, or what held it is gone
+    policy: Policy = Policy()
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What is done, and why, in one sentence."""
+    """What is done, and why, in one sentence; `until` is when a run that is left alone is worth another look."""
 
     action: Action
     reason: str
+    until: float | None = None
 
 
 def decide(facts: Facts) -> Decision:
     """In order; the first that applies."""
-    if facts.status.terminal:
-        return Decision(Action.LEAVE, f"it is {facts.status}")
+    left = _left_alone(facts)
+    if left is not None:
+        return left
+    if facts.ended is not None:
+        return Decision(Action.FINISH, f"its journal ends with {facts.ended}; only its row is brought up to that")
+    if facts.crashed:
+        given_up = _given_up(facts)
+        if given_up is not None:
+            return given_up
     if not facts.flow_registered:
         return Decision(
             Action.HOLD_DEFINITION,
             f"flow {facts.flow!r} is not registered in this process; import or register it, and the run goes on by itself",
         )
-    if facts.crashed and not facts.resumable:
+    if facts.changed_steps and facts.policy.version_mismatch == "fail":
+        return Decision(
+            Action.HOLD_VERSION,
+            f"step {_some(facts.changed_steps)}: code or options changed since it was recorded; restore the old code, or set "
+            "version_mismatch to warn or rerun, then resume() the run",
+        )
+    if facts.crashed:
+        return Decision(Action.RESUME, "its owner died; it goes on from the first step without a result")
+    return Decision(Action.RESUME, "it is due")
+
+
+def _left_alone(facts: Facts) -> Decision | None:
+    """Whether there is nothing to recover (yet)."""
+    if facts.status.terminal:
+        return Decision(Action.LEAVE, f"it is {facts.status}")
+    if facts.owner is not None and facts.owner_alive:
+        return Decision(Action.LEAVE, f"it is active: {facts.owner} holds it and is alive")
+    if facts.woken:
+        return None
+    if facts.status is Status.PAUSED:
+        return Decision(Action.LEAVE, f"it is paused: {facts.reason}")
+    if facts.owner is None:
+        if facts.wake_at is None:
+            return Decision(Action.LEAVE, "it waits for a message or for another run, which wakes it")
+        if facts.wake_at > facts.now:
+            return Decision(Action.LEAVE, "it waits for a time that has not come", facts.wake_at)
+        return None
+    stale_at = (facts.started_at if facts.last_heartbeat is None else facts.last_heartbeat) + (
+        facts.policy.stale_timeout_seconds
+    )
+    if facts.policy.stale_timeout_seconds > 0 and facts.now < stale_at:
+        return Decision(
+            Action.LEAVE,
+            f"its owner {facts.owner} is silent, but stale_timeout ({facts.policy.stale_timeout_seconds:g}s) has not passed",
+            stale_at,
+        )
+    return None
+
+
+def _given_up(facts: Facts) -> Decision | None:
+    """Whether policy forbids to resume a run whose owner died."""
+    policy = facts.policy
+    age = facts.now - facts.started_at
+    if policy.max_resume_age_seconds > 0 and age > policy.max_resume_age_seconds:
+        return Decision(
+            Action.CANCEL,
+            f"exceeded max resume age: it was started {age:.0f}s ago and max_resume_age is {policy.max_resume_age_seconds:g}s",
+        )
+    if facts.flow_registered and not facts.resumable:
         return Decision(Action.FAIL, f"flow {facts.flow!r} is marked resumable=False and its process died while it ran")
-    if facts.crashed and facts.crashes_without_progress >= facts.max_attempts:
+    if not policy.auto_resume:
+        return Decision(
+            Action.CANCEL, "its owner died and auto_resume is off; `relight recovery resume` brings it back"
+        )
+    if facts.crashes_without_progress >= policy.max_attempts:
         return Decision(
             Action.HOLD_POISON,
             f"its process died {facts.crashes_without_progress} times in a row without progress of this run; "
             "find out why, then resume() it",
         )
-    if facts.crashed:
-        return Decision(Action.RESUME, "its owner died; it goes on from the first step without a result")
-    return Decision(Action.RESUME, "it is due")
+    return None
+
+
+def _some(names: tuple[str, ...]) -> str:
+    return ", ".join(repr(name) for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

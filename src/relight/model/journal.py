@@ -79,6 +79,12 @@ class RunRecovered(Event, tag="recovered"):
     at: float
 
 
+class RunResumed(Event, tag="resumed"):
+    """A person brought the run back: an orphan, or one that recovery had given up on (its end is then forgotten)."""
+
+    at: float
+
+
 class CancelRequested(Event, tag="cancel"):
     reason: str
     at: float
@@ -195,6 +201,7 @@ AnyEvent = (
     | RunCancelled
     | RunRetrying
     | RunRecovered
+    | RunResumed
     | CancelRequested
     | StepStarted
     | StepRetrying

@@ -166,6 +166,10 @@ def _recovered(s: TreeState, n: int, e: j.RunRecovered) -> None:
     pass  # counted in apply()
 
 
+def _resumed(s: TreeState, n: int, e: j.RunResumed) -> None:
+    s.outcomes.pop("", None)  # recovery had given up on it
+
+
 def _cancel(s: TreeState, n: int, e: j.CancelRequested) -> None:
     s.cancel_reason = e.reason
 
@@ -230,6 +234,7 @@ _FOLD: dict[type[j.Event], Callable[[TreeState, int, Any], None]] = {
     j.RunCancelled: _run_cancelled,
     j.RunRetrying: _run_retrying,
     j.RunRecovered: _recovered,
+    j.RunResumed: _resumed,
     j.CancelRequested: _cancel,
     j.StepStarted: _step_started,
     j.StepRetrying: _step_retrying,

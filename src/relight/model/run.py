@@ -6,6 +6,8 @@ import enum
 
 import msgspec
 
+from relight.errors import StoreError
+
 
 class Status(enum.StrEnum):
     """Where a run is. Only the last three are terminal, and nothing ever leaves a terminal status."""
@@ -99,6 +101,22 @@ class Page(msgspec.Struct, kw_only=True, frozen=True):
 
     runs: list[Run]
     next_cursor: str | None = None
+
+
+def cursor_from(run: Run) -> str:
+    """The cursor of a listing that goes on after this run."""
+    return f"{run.created_at!r}:{run.id}"
+
+
+def parse_cursor(cursor: str | None) -> tuple[float, str]:
+    """The place it stands for: everything older is still to come."""
+    if cursor is None:
+        return float("inf"), ""
+    created_at, _, run_id = cursor.partition(":")
+    try:
+        return float(created_at), run_id
+    except ValueError:
+        raise StoreError(f"cursor {cursor!r} is not one that a listing gave: pass next_cursor as it came") from None
 
 
 class ItemResult(msgspec.Struct, kw_only=True):

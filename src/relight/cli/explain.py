@@ -1,0 +1,77 @@
+"""`relight explain RUN`: one sentence why it is where it is, then the facts."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from relight.cli.database import Database, Modules, looking
+from relight.cli.recovery import as_dict, modules_of
+from relight.cli.runs import local_time, utc_time
+from relight.cli.terminal import AsJson, make_console
+from relight.recovery.explain import Explanation
+
+
+def explain(
+    run: Annotated[str, typer.Argument(help="The run's id; a child run is explained by its root.")],
+    db: Database = None,
+    module: Modules = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say why a run is where it is: a sentence, then owner, lease, epoch, what it waits for, and every recovery."""
+    with looking(db, modules_of(module)) as rl:
+        found = rl.explain(run)
+    if as_json:
+        print(json.dumps(_as_dict(found), indent=2))
+    else:
+        _print(found)
+
+
+def _as_dict(found: Explanation) -> dict[str, Any]:
+    return {
+        "run": found.run_id,
+        "sentence": found.sentence,
+        "status": found.status.value,
+        "flow": found.flow,
+        "owner": found.owner,
+        "owner_alive": found.owner_alive,
+        "last_heartbeat": utc_time(found.last_heartbeat),
+        "lease_expires_at": utc_time(found.lease_expires_at),
+        "epoch": found.epoch,
+        "created_at": utc_time(found.created_at),
+        "updated_at": utc_time(found.updated_at),
+        "last_entry": found.last_entry,
+        "last_operation": found.last_operation,
+        "waits_for": found.waits_for,
+        "plan": as_dict(found.plan),
+        "events": [{"at": utc_time(line.at), "token": line.token, "text": line.text} for line in found.events],
+    }
+
+
+def _print(found: Explanation) -> None:
+    console = make_console()
+    console.print(escape(found.sentence))
+    console.print()
+    facts = Table(show_header=False, box=None, pad_edge=False)
+    facts.add_column(style="dim")
+    facts.add_column(overflow="fold")
+    owner = "nobody" if found.owner is None else f"{found.owner} ({'alive' if found.owner_alive else 'not alive'})"
+    facts.add_row("flow", escape(found.flow))
+    facts.add_row("owner", escape(owner))
+    if found.lease_expires_at is not None:
+        facts.add_row("last heartbeat", local_time(found.last_heartbeat))
+        facts.add_row("lease until", local_time(found.lease_expires_at))
+    facts.add_row("epoch", str(found.epoch))
+    facts.add_row("last entry", f"{found.last_entry} {escape(found.last_operation)}".strip())
+    for wait in found.waits_for:
+        facts.add_row("waits for", escape(wait))
+    facts.add_row("recovery would", escape(f"{found.plan.action.value}: {found.plan.reason}"))
+    if found.plan.resumes_at:
+        facts.add_row("at", escape(found.plan.resumes_at))
+    for line in found.events:
+        facts.add_row(local_time(line.at), escape(f"[{line.token}] {line.text}"))
+    console.print(facts)

@@ -1,0 +1,142 @@
+"""`relight recovery`: what is unfinished, what recovery would do with it, and bringing a run back by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from relight.cli.database import Database, Modules, looking
+from relight.cli.runs import describe, local_time, status_text, utc_time
+from relight.cli.terminal import AsJson, fail, make_console
+from relight.config import load_config
+from relight.errors import RelightError
+from relight.model.decisions import Action
+from relight.recovery.plan import Planned
+
+app = typer.Typer(
+    help="What is unfinished, what recovery would do with it and why; resume by hand.", no_args_is_help=True
+)
+
+
+@app.command()
+def incomplete(db: Database = None, as_json: AsJson = False) -> None:
+    """List every unfinished root run, newest first."""
+    with looking(db) as rl:
+        rows = rl.incomplete()
+    if as_json:
+        print(json.dumps([describe(row) for row in rows], indent=2))
+        return
+    console = make_console()
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("run", overflow="fold", min_width=36)
+    for heading in ("flow", "status", "owner", "created", "due"):
+        table.add_column(heading)
+    for row in rows:
+        times = local_time(row.created_at), local_time(row.wake_at)
+        table.add_row(escape(row.id), escape(row.flow), status_text(row), escape(row.owner or ""), *times)
+    console.print(table if rows else "nothing is unfinished")
+
+
+@app.command()
+def plan(
+    db: Database = None,
+    module: Modules = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit with 1 if any run would not go on: for deployment pipelines.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what recovery would do with every unfinished run, and why. Nothing is done.
+
+    Import your flows with --module (or RELIGHT_MODULES): a flow that is not known here would hold its runs.
+    """
+    with looking(db, modules_of(module)) as rl:
+        found = rl.plan()
+    if as_json:
+        print(json.dumps([as_dict(one) for one in found], indent=2))
+    else:
+        _print_plan(found)
+    stuck = [one for one in found if one.stuck]
+    if check and stuck:
+        print(f"relight: {len(stuck)} of {len(found)} unfinished runs would not go on", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+@app.command()
+def resume(
+    run: Annotated[str, typer.Argument(help="The run's id.")], db: Database = None, as_json: AsJson = False
+) -> None:
+    """Bring a run back by hand: an orphan, a held one, or one that recovery has given up on.
+
+    It is freed for any orchestrator to take up. A run that is alive, or has ended for good, is refused.
+    """
+    with looking(db) as rl:
+        rl.resume(run)
+        row = rl.get(run).describe()
+    if as_json:
+        print(json.dumps(describe(row), indent=2))
+    else:
+        make_console().print(f"run {escape(run)} is free: an orchestrator takes it up")
+
+
+def modules_of(given: list[str] | None) -> list[str]:
+    """The modules whose flows a plan should know."""
+    try:
+        return list(given or load_config(None, {}, os.environ).modules)
+    except RelightError as error:
+        fail(error)
+
+
+def as_dict(planned: Planned) -> dict[str, Any]:
+    """One line of the plan as JSON."""
+    return {
+        "run": planned.run_id,
+        "flow": planned.flow,
+        "status": planned.status.value,
+        "owner": planned.owner,
+        "action": planned.action.value,
+        "reason": planned.reason,
+        "until": utc_time(planned.until),
+        "resumes_at": planned.resumes_at,
+        "repeats": planned.repeats,
+        "changed_steps": planned.changed_steps,
+        "stuck": planned.stuck,
+        "trouble": planned.trouble,
+    }
+
+
+_COLOURS = {Action.RESUME: "green", Action.LEAVE: "dim", Action.FINISH: "green"}
+
+
+def _print_plan(found: Sequence[Planned]) -> None:
+    console = make_console()
+    if not found:
+        console.print("nothing is unfinished")
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("run", overflow="fold", min_width=36)
+    for heading in ("flow", "status", "recovery would", "at", "reason"):
+        table.add_column(heading)
+    for one in found:
+        colour = "red" if one.stuck else _COLOURS.get(one.action, "yellow")
+        notes = [one.reason]
+        if one.repeats:
+            notes.append(f"repeats {', '.join(one.repeats)}")
+        if one.changed_steps:
+            notes.append(f"changed since: {', '.join(one.changed_steps)}")
+        table.add_row(
+            escape(one.run_id),
+            escape(one.flow),
+            one.status.value,
+            f"[{colour}]{one.action.value}[/{colour}]",
+            escape(one.resumes_at),
+            escape("; ".join(notes)),
+        )
+    console.print(table)

@@ -1,0 +1,66 @@
+"""Facts: what is known of a run, gathered for `model.decisions`. Whoever recovers, plans or explains gathers them here."""
+
+from __future__ import annotations
+
+from relight.lifecycle.services import Services
+from relight.model.decisions import Facts, Policy
+from relight.model.lease import Session
+from relight.model.replay import Ending, TreeState
+from relight.model.run import Run, Status
+
+ENDINGS = {Ending.OK: Status.COMPLETED, Ending.ERROR: Status.FAILED, Ending.CANCELLED: Status.CANCELLED}
+
+
+def facts_of(
+    services: Services,
+    row: Run,
+    *,
+    crashed: bool,
+    woken: bool = False,
+    state: TreeState | None = None,
+    session: Session | None = None,
+    alive: bool = False,
+) -> Facts:
+    """What is known of a run, for `decide`. Without its `state` the journal decides nothing yet; `session` is its owner's,
+    `alive` tells that the owner is known to live whatever its session says: it is this process."""
+    config = services.config.recovery
+    flow = services.registry.find(row.flow)
+    ended = state.outcomes.get("") if state is not None else None
+    judged = state is not None and config.version_mismatch == "fail"
+    return Facts(
+        status=row.status,
+        flow=row.flow,
+        owner=row.owner,
+        hold=row.hold,
+        reason=row.reason,
+        wake_at=row.wake_at,
+        started_at=row.created_at,
+        now=services.clock.now(),
+        owner_alive=alive or (session is not None and session.fresh),
+        last_heartbeat=None if session is None else session.heartbeat_at,
+        flow_registered=flow is not None,
+        resumable=flow is None or flow.resumable,
+        ended=None if ended is None else ENDINGS[ended.ending],
+        crashes_without_progress=0 if state is None else state.recoveries,
+        changed_steps=changed_steps(services, state) if judged and state is not None else (),
+        crashed=crashed,
+        woken=woken,
+        policy=Policy(
+            auto_resume=config.auto_resume,
+            stale_timeout_seconds=config.stale_timeout_seconds,
+            max_resume_age_seconds=config.max_resume_age_seconds,
+            max_attempts=config.max_attempts,
+            version_mismatch=config.version_mismatch,
+        ),
+    )
+
+
+def changed_steps(services: Services, state: TreeState) -> tuple[str, ...]:
+    """Recorded steps whose code or options are others today."""
+    steps = ((key, outcome.fingerprint) for key, outcome in state.outcomes.items() if outcome.kind == "step")
+    return services.registry.changed(steps)
+
+
+def open_children(state: TreeState) -> list[str]:
+    """The keys of child runs that have begun and not ended."""
+    return [key for key, open_ in state.open.items() if key and open_.kind == "run"]

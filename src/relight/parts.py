@@ -1,0 +1,49 @@
+"""The parts that a configuration names. Drivers are loaded only where they are used."""
+
+from __future__ import annotations
+
+from relight.backends.memory import MemoryLeases, MemoryStore
+from relight.backends.none import NoLeases
+from relight.clock import SYSTEM_CLOCK, Clock
+from relight.config import Config
+from relight.errors import ConfigError
+from relight.ports.leases import LeaseManager
+from relight.ports.store import Store
+
+
+def make_store(config: Config, clock: Clock) -> Store:
+    """The store that the configuration names."""
+    url = config.store
+    if url == "memory:":
+        return MemoryStore(clock=clock)
+    if url.startswith(("postgresql://", "postgres://")):
+        from relight.backends.postgres import PostgresStore  # noqa: PLC0415 - asyncpg is loaded only where it is used
+
+        return PostgresStore(url, clock=clock, schema=config.db_schema, migrate=config.migrate)
+    if "://" in url and not url.startswith("sqlite:///"):
+        raise ConfigError(f"store {url!r}: this version knows memory:, sqlite:///path, plain paths and postgresql://…")
+    from relight.backends.sqlite.store import SqliteStore  # noqa: PLC0415 - apsw is loaded only when SQLite is used
+
+    return SqliteStore(url.removeprefix("sqlite:///"), clock=clock)
+
+
+def make_leases(config: Config, store: Store, *, given: bool) -> LeaseManager:
+    """Who keeps the leases: the store that the configuration names, etcd, or nobody. A store `given` as an object may be
+    anything, and keeps none unless it comes with its lease manager."""
+    if config.leases.startswith("etcd://"):
+        from relight.backends.etcd import EtcdLeases, parse_etcd_url  # noqa: PLC0415 - as in make_store
+
+        return EtcdLeases(**parse_etcd_url(config.leases))
+    if config.leases == "none" or given:
+        return NoLeases()
+    if config.leases != "store":
+        raise ConfigError(f"leases {config.leases!r}: expected store, none or etcd://host:port,…")
+    if isinstance(store, MemoryStore):
+        return MemoryLeases(store, clock=SYSTEM_CLOCK)
+    if config.store.startswith(("postgresql://", "postgres://")):
+        from relight.backends.postgres import PostgresLeases  # noqa: PLC0415
+
+        return PostgresLeases(config.store, schema=config.db_schema)
+    from relight.backends.sqlite.leases import SqliteLeases  # noqa: PLC0415
+
+    return SqliteLeases(config.store.removeprefix("sqlite:///"))

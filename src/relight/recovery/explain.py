@@ -1,0 +1,201 @@
+"""Explain: why a run is where it is. One sentence, then the facts behind it."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import msgspec
+
+from relight.lifecycle.services import Services
+from relight.model.decisions import Action
+from relight.model.journal import ErrorRecord
+from relight.model.replay import Open, TreeState
+from relight.model.run import SERVER_LOG, Hold, LogLine, Status
+from relight.recovery.plan import Known, Planned, in_flight, know_one, planned
+
+LOG_LINES = 1000
+
+
+class Explanation(msgspec.Struct, kw_only=True):
+    """What `relight explain` tells."""
+
+    run_id: str
+    sentence: str
+    status: Status
+    flow: str
+    owner: str | None
+    owner_alive: bool
+    last_heartbeat: float | None
+    lease_expires_at: float | None
+    epoch: int
+    created_at: float
+    updated_at: float
+    last_entry: int
+    last_operation: str
+    waits_for: list[str]
+    plan: Planned
+    events: list[LogLine]  # what happened to it, oldest first: every recovery among them
+
+
+async def explain(services: Services, run_id: str) -> Explanation:
+    """Raises RunNotFoundError. A child run is explained by its root: they live and move together."""
+    known = await know_one(services, run_id)
+    row, session, state = known.row, known.session, known.state
+    events = await services.store.read_log(row.id, SERVER_LOG, 0, LOG_LINES)
+    ended = [key for key in state.outcomes if key] if state is not None else []
+    return Explanation(
+        run_id=row.id,
+        sentence=sentence(known, services.clock.now()),
+        status=row.status,
+        flow=row.flow,
+        owner=row.owner,
+        owner_alive=known.alive,
+        last_heartbeat=None if session is None else session.heartbeat_at,
+        lease_expires_at=None if session is None else session.expires_at,
+        epoch=row.epoch,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        last_entry=0 if state is None else state.sequence,
+        last_operation=ended[-1] if ended else "",
+        waits_for=[] if state is None else waits(state),
+        plan=planned(services, known),
+        events=events,
+    )
+
+
+def sentence(known: Known, now: float) -> str:
+    """Why the run is where it is. There is one for every status."""
+    row = known.row
+    tell = {
+        Status.PENDING: _pending,
+        Status.RUNNING: _running,
+        Status.WAITING: _waiting,
+        Status.PAUSED: _paused,
+        Status.COMPLETED: _completed,
+        Status.FAILED: _failed,
+        Status.CANCELLED: _cancelled,
+    }[row.status]
+    return f"Run {row.id} {tell(known, now)}."
+
+
+def _pending(known: Known, now: float) -> str:
+    row = known.row
+    if row.owner is not None:
+        return f"was accepted and {_held(known, now)}"
+    since = "" if row.wake_at is None else f" since {_ago(now - row.wake_at)}"
+    why = "was released by its last orchestrator" if row.reason == "released" else "was accepted"
+    return f"{why} and waits{since} for an orchestrator with room to take it up"
+
+
+def _running(known: Known, now: float) -> str:
+    return f"is running and {_held(known, now)}"
+
+
+def _held(known: Known, now: float) -> str:
+    """Who holds a run that is in somebody's memory, and whether that somebody lives."""
+    row, session = known.row, known.session
+    if row.owner is None:
+        return "is about to be taken up again"
+    if known.alive:
+        return f"is driven by {row.owner}, which is alive; it is at {_place(known.state)}"
+    silent = "whose session is gone" if session is None else f"silent since {_ago(now - session.heartbeat_at)}"
+    return f"was driven by {row.owner}, {silent}; recovery {_would(known)}"
+
+
+def _would(known: Known) -> str:
+    if known.trouble:
+        return f"would hold it, because its journal cannot be read: {known.trouble}"
+    verb = {
+        Action.LEAVE: "leaves it alone",
+        Action.RESUME: "will resume it",
+        Action.FINISH: "will bring its row up to its journal",
+        Action.CANCEL: "will cancel it",
+        Action.FAIL: "will fail it",
+        Action.HOLD_POISON: "will park it",
+        Action.HOLD_DEFINITION: "will park it",
+        Action.HOLD_VERSION: "will park it",
+    }[known.decision.action]
+    return f"{verb}: {known.decision.reason}"
+
+
+def _waiting(known: Known, now: float) -> str:
+    row, state = known.row, known.state
+    pending = waits(state) if state is not None else []
+    what = "; ".join(pending[:3]) + (f" and {len(pending) - 3} more" if len(pending) > 3 else "")
+    what = what or "a time or a message"
+    if row.owner is not None:
+        return f"waits for {what}, and {_held(known, now)}"
+    due = "" if row.wake_at is None else f"; due at {_time(row.wake_at)}"
+    if row.wake_at is not None and row.wake_at <= now:
+        due = f"; due since {_ago(now - row.wake_at)}, as soon as an orchestrator has room"
+    return f"waits, out of memory, for {what}{due}"
+
+
+def _paused(known: Known, now: float) -> str:
+    row = known.row
+    kind = {
+        Hold.USER: "was paused by request",
+        Hold.DEFINITION: "is held because its flow is missing",
+        Hold.VERSION: "is held because code of finished steps has changed",
+        Hold.NONDETERMINISM: "is held because its flow asks for other steps than its journal holds",
+        Hold.CORRUPT: "is held because its journal cannot be read",
+        Hold.POISON: "is held because it crashed its process again and again",
+        Hold.RECOVERY: "is held by recovery",
+        None: "is paused",
+    }[row.hold]
+    return f"{kind}: {row.reason}" if row.reason else kind
+
+
+def _completed(known: Known, now: float) -> str:
+    return f"completed at {_time(known.row.updated_at)}"
+
+
+def _failed(known: Known, now: float) -> str:
+    row = known.row
+    if row.reason:
+        return f"failed at {_time(row.updated_at)}: {row.reason}"
+    record = msgspec.json.decode(row.error or b'{"type":"","message":""}', type=ErrorRecord)
+    return f"failed at {_time(row.updated_at)} with {record.type.rpartition(':')[2]}: {record.message}"
+
+
+def _cancelled(known: Known, now: float) -> str:
+    row = known.row
+    again = "; `relight recovery resume` brings it back" if row.hold is Hold.RECOVERY else ""
+    return f"was cancelled at {_time(row.updated_at)}: {row.reason or 'by request'}{again}"
+
+
+# ---- words
+
+
+def waits(state: TreeState) -> list[str]:
+    """What the run waits for, in words."""
+    return [_wait(key, begun) for key, begun in state.open.items() if begun.until is not None or begun.kind == "wait"]
+
+
+def _wait(key: str, begun: Open) -> str:
+    until = "" if begun.until is None else f" until {_time(begun.until)}"
+    if begun.kind != "wait":
+        return f"attempt {begun.attempt} of {key or 'the flow'}{until}"
+    if begun.what == "signal":
+        return f"signal {begun.name!r}{until} ({key})"
+    if begun.what == "run":
+        return f"run {begun.name!r} to end ({key})"
+    return f"a timer{until} ({key})"
+
+
+def _place(state: TreeState | None) -> str:
+    if state is None:
+        return "an unknown place"
+    begun = in_flight(state)
+    if begun:
+        return f"step {', '.join(begun[:3])}"
+    ended = [key for key in state.outcomes if key]
+    return f"what follows {ended[-1]} (entry {state.sequence})" if ended else "its beginning"
+
+
+def _time(seconds: float) -> str:
+    return dt.datetime.fromtimestamp(seconds, dt.UTC).isoformat(sep=" ", timespec="seconds").replace("+00:00", " UTC")
+
+
+def _ago(seconds: float) -> str:
+    return f"{max(seconds, 0.0):.1f}s"

@@ -1,0 +1,202 @@
+"""Orphans: finding the runs whose owner has died, and claiming them, pass after pass, until none is left.
+
+At start our own name's runs come first (a restarted orchestrator finds its work at once), then everybody's; after that every
+`check_interval`, when a push tells that somebody's session has ended, and when a lease is due to lapse or a stale_timeout to
+pass. A pass is bounded; a full one is followed at once by the next, as far as there is room in memory: limits bound the
+burst and strand nothing. What a pass cannot read or write is looked at again in the next: it never fails a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+
+from relight.clock import Timer
+from relight.errors import StoreError
+from relight.flow.scope import start_task
+from relight.lifecycle.facts import facts_of
+from relight.lifecycle.orchestrator import Orchestrator
+from relight.lifecycle.patience import Patience
+from relight.lifecycle.recover import take_up
+from relight.model.decisions import Action, decide
+from relight.model.lease import Orphaned, Session, name_of
+from relight.model.run import Run
+from relight.process import is_dead
+from relight.telemetry import Token, log
+
+
+class OrphanRecovery:
+    """One per engine. Implements `lifecycle.keeper.Heir`: the keeper tells it what became of its leases, and of others'."""
+
+    def __init__(self, orchestrator: Orchestrator) -> None:
+        self._orchestrator = orchestrator
+        self._services = orchestrator.services
+        self._wanted = asyncio.Event()
+        self._timer: Timer | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._said_dead: set[str] = set()
+        self._own_left = True  # runs may be left in our own session's name that nobody drives
+        self.passes = 0
+        self.settled = asyncio.Event()  # a whole round was made and nothing was left to do
+
+    # ---- Heir
+
+    def lease_lost(self) -> None:
+        self._services.metrics.leases_lost.inc()
+        self._orchestrator.let_go_of_all()
+
+    def lease_regained(self, lapsed: bool) -> None:
+        self._orchestrator.take_again(lapsed)
+        self._own_left = True
+        self._wanted.set()
+
+    def orphans(self, orphaned: Orphaned) -> None:
+        self._wanted.set()
+
+    # ---- the loop
+
+    def start(self) -> None:
+        self._task = start_task(self._services.loop, self.run(), None, "relight-recovery")
+
+    async def stop(self) -> None:
+        """Claim nothing any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def run(self) -> None:
+        """Round after round, whenever something wants one; never two at once."""
+        patience = Patience()
+        limit = self._services.config.recovery.max_startup_recovery
+        starting = True
+        while True:
+            self._wanted.clear()
+            try:
+                await self.round(limit, starting=starting)
+            except Exception as error:  # noqa: BLE001 - this loop never ends: runs would be stranded in silence
+                known = isinstance(error, StoreError)
+                log(
+                    logging.WARNING if known else logging.CRITICAL,
+                    Token.RECOVERY_FAILED if known else Token.INTERNAL_ERROR,
+                    f"{error}; trying again in {patience.seconds:.2g}s",
+                    None if known else error,
+                )
+                await patience.pause()
+                continue
+            patience.again()
+            starting = False
+            limit = self._services.config.recovery.max_claims_per_check
+            if not self._wanted.is_set():
+                self.settled.set()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._services.config.recovery.check_interval_seconds):
+                    await self._wanted.wait()
+
+    async def round(self, limit: int, *, starting: bool = False) -> int:
+        """Everything that is orphaned now, `limit` runs at a time; how many were claimed."""
+        if not self._services.keeper.held:
+            return 0  # whoever cannot renew claims nothing; it is told when it can again
+        me = self._services.owner
+        sessions = await self._sessions(starting)
+        if me not in sessions and not (starting and self._services.keeper.leases.in_store):
+            return 0  # where not even we are listed, nothing follows from who is missing. (Nobody is, without leases.)
+        owners = await self._services.store.owners()
+        alive = {session.owner for session in sessions.values() if session.fresh}
+        dead = [owner for owner in owners if owner not in alive and owner != me]
+        dead.sort(key=lambda owner: name_of(owner) != name_of(me))  # our own name first
+        if self._own_left:
+            self._own_left = False
+            dead.insert(0, me)
+        claimed = 0
+        for owner in dead:
+            claimed += await self._recover(owner, sessions.get(owner), limit)
+        await self._clear_away(sessions, owners)
+        return claimed
+
+    async def _sessions(self, starting: bool) -> dict[str, Session]:
+        """Everybody's session. At start, those of processes of this machine that are gone are ended first."""
+        listed = await self._services.keeper.ask(lambda leases: leases.list_orchestrators())
+        if starting:
+            for session in listed:
+                if not session.fresh or session.owner == self._services.owner:
+                    continue
+                if is_dead(session.process):
+                    await self._end_session(session)
+                elif session.name == name_of(self._services.owner):
+                    self._say_shared(session)
+            listed = await self._services.keeper.ask(lambda leases: leases.list_orchestrators())
+        return {session.owner: session for session in listed}
+
+    async def _end_session(self, session: Session) -> None:
+        log(logging.WARNING, Token.OWNER_DEAD, f"{session.owner}: its process {session.process.pid} is gone")
+        self._said_dead.add(session.owner)
+        await self._services.keeper.ask(lambda leases: leases.end_session(session.owner))
+
+    def _say_shared(self, session: Session) -> None:
+        log(
+            logging.WARNING,
+            Token.ORCHESTRATOR_ID_SHARED,
+            f"{session.owner} has the same orchestrator_id as {self._services.owner} and seems alive (or died in the last "
+            "lease_ttl); they are told apart, but give each its own id, or neither finds its own runs again at once",
+        )
+
+    async def _recover(self, owner: str, session: Session | None, limit: int) -> int:
+        """One dead owner's runs, pass after pass. Ours are those that a lost lease or a failing store left behind."""
+        claimed, after = 0, None
+        while True:
+            await self._orchestrator.wait_for_room()
+            size = min(limit, self._orchestrator.room)
+            rows = await self._services.store.list_active_roots(owner, after, size)
+            wanted = [row for row in rows if not self._ours(row) and self._is_stale(row, session)]
+            if wanted:
+                self._say_dead(owner, session)
+                count = await take_up(self._orchestrator, wanted, crashed=True)
+                self._count_detection(session, count)
+                claimed += count
+                self.passes += 1
+            if len(rows) < size:
+                return claimed
+            after = rows[-1].id
+
+    def _ours(self, row: Run) -> bool:
+        """Driven by this process, or about to be."""
+        return self._orchestrator.has(row.id)
+
+    def _is_stale(self, row: Run, session: Session | None) -> bool:
+        """Asked before anything is claimed or read: with what the row and the lease tell."""
+        mine = row.owner == self._services.owner
+        decision = decide(facts_of(self._services, row, crashed=True, session=None if mine else session))
+        if decision.until is not None:
+            self._look_at(decision.until)
+        return decision.action is not Action.LEAVE
+
+    def _say_dead(self, owner: str, session: Session | None) -> None:
+        if owner in self._said_dead or owner == self._services.owner:
+            return
+        self._said_dead.add(owner)
+        since = "" if session is None else f" (last heartbeat {session.heartbeat_at:.3f})"
+        log(logging.WARNING, Token.OWNER_DEAD, f"{owner}: its session has lapsed or ended{since}; recovering its runs")
+
+    def _count_detection(self, session: Session | None, count: int) -> None:
+        if session is not None and count:
+            waited = max(0.0, self._services.clock.now() - session.expires_at)
+            for _ in range(count):
+                self._services.metrics.detection.observe(waited)
+
+    def _look_at(self, when: float) -> None:
+        """A stale_timeout passes then."""
+        if self._timer is not None:
+            self._timer.cancel()
+        delay = max(0.0, when - self._services.clock.now())
+        self._timer = self._services.clock.call_later(delay, self._wanted.set)
+
+    async def _clear_away(self, sessions: dict[str, Session], owners: Sequence[str]) -> None:
+        """Lapsed sessions in whose name no run is left."""
+        over = [owner for owner, session in sessions.items() if not session.fresh and owner not in owners]
+        for owner in over[: self._services.config.recovery.max_claims_per_check]:
+            self._said_dead.discard(owner)
+            await self._services.keeper.ask(lambda leases, owner=owner: leases.end_session(owner))  # type: ignore[misc]

@@ -1,0 +1,80 @@
+"""Resume by hand: bring back what recovery would not, or has given up on.
+
+The run is only freed (pending, due, nobody's), by one commit under a raised epoch; whichever orchestrator has room takes it
+up. So it does not matter where the person sits, nor whether that process knows the flow.
+"""
+
+from __future__ import annotations
+
+from relight.errors import ConflictError, RunStateError
+from relight.lifecycle.facts import open_children
+from relight.lifecycle.orchestrator import Orchestrator
+from relight.model import journal as j
+from relight.model.run import Hold, LogLine, Message, MessageKind, Run, RunChange, Status
+from relight.ports.store import Commit, Committed
+from relight.recovery.plan import Known, know_one
+from relight.telemetry import Token
+
+
+async def resume(orchestrator: Orchestrator, run_id: str) -> None:
+    """Raises RunNotFoundError, and RunStateError for a run that is alive, waits, or has ended for good."""
+    known = await know_one(orchestrator.services, run_id)
+    row = known.row
+    if row.status is Status.PAUSED:
+        message = Message(run_id=row.id, kind=MessageKind.RESUME, at=orchestrator.services.clock.now())
+        (message.id,) = [found or 0 for found in await orchestrator.services.store.post([message])]
+        orchestrator.claim_as_own(row.id)
+        await orchestrator.told(message)
+        return
+    _refuse(known)
+    await _free(orchestrator, known)
+    orchestrator.claim_as_own(row.id)
+
+
+def _refuse(known: Known) -> None:
+    """Whether there is something to bring back."""
+    row = known.row
+    if row.status is Status.CANCELLED and row.hold is Hold.RECOVERY:
+        return
+    if row.status.terminal:
+        why = "it was cancelled by request, not by recovery" if row.status is Status.CANCELLED else "it has ended"
+        raise RunStateError(f"run {row.id!r} is {row.status}: {why}, so there is nothing to resume; fork() starts anew")
+    if row.owner is None:
+        raise RunStateError(f"run {row.id!r} is {row.status} and goes on by itself: {known.decision.reason}")
+    if known.alive:
+        raise RunStateError(f"run {row.id!r} is alive: {row.owner} drives it; nothing is to be resumed while it does")
+
+
+async def _free(orchestrator: Orchestrator, known: Known) -> None:
+    services, row = orchestrator.services, known.row
+    if known.state is None:
+        raise RunStateError(f"run {row.id!r} cannot be resumed, its journal cannot be read: {known.trouble}")
+    now = services.clock.now()
+    epoch = row.epoch
+    if not row.status.terminal:  # an orphan: fence whoever may still believe that it drives it
+        claimed = await services.store.claim({row.id: row.epoch}, services.owner)
+        epoch = claimed.get(row.id, 0)
+    line = LogLine(run_id=row.id, at=now, text="resumed by hand; free to be taken up", token=Token.RUN_RESUMED.value)
+    commit = Commit(
+        root_id=row.id,
+        epoch=epoch,
+        after=known.state.sequence,
+        entries=[j.encode_event(j.RunResumed("", now))],
+        changes=[_freed(row, now), *_children(known)],
+        log=[line],
+        reopen=row.status.terminal,
+    )
+    (result,) = await services.store.commit([commit])
+    if not isinstance(result, Committed):
+        raise ConflictError(f"run {row.id!r} was taken up or changed by somebody else in this moment; look again")
+
+
+def _freed(row: Run, now: float) -> RunChange:
+    return RunChange(run_id=row.id, status=Status.PENDING, wake_at=now, reason="resumed by hand")
+
+
+def _children(known: Known) -> list[RunChange]:
+    """Child runs that ended with their root go on with it."""
+    if known.state is None or not known.row.status.terminal:
+        return []
+    return [RunChange(run_id=f"{known.row.id}/{key}", status=Status.RUNNING) for key in open_children(known.state)]

@@ -1,0 +1,214 @@
+"""What becomes of orphans under each policy, and how a person brings them back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from relight import Relight, RunCancelledError, RunStateError, flow, step, wait_for
+from relight.errors import RunFailedError
+from relight.model.decisions import Action
+from relight.model.replay import restore
+from relight.model.run import Hold, Status
+from relight.ports.store import Commit, Committed
+from tests.flows.world import World, until
+
+
+class Work:
+    """A flow of three steps; the second blocks until it is let go, so that a crash finds it in flight."""
+
+    def __init__(self, resumable: bool = True) -> None:
+        self.calls: list[str] = []
+        self.blocked = asyncio.Event()
+        self.gate = asyncio.Event()
+
+        @step
+        async def first() -> int:
+            self.calls.append("first")
+            return 1
+
+        @step
+        async def second() -> int:
+            self.calls.append("second")
+            self.blocked.set()
+            await self.gate.wait()
+            return 2
+
+        @flow(resumable=resumable)
+        async def part() -> int:
+            return await second()
+
+        @flow(resumable=resumable)
+        async def work() -> int:
+            return await first() + await part()
+
+        self.flow = work
+
+    async def crash(self, world: World, **config: Any) -> Relight:
+        """Start it, let its process die in the second step, and open the store again with this configuration."""
+        rl = await world.open()
+        await rl.start(self.flow, id="r")
+        await self.blocked.wait()
+        self.gate.set()
+        return await world.crash_and_reopen(**config)
+
+
+async def test_an_orphan_is_resumed_and_only_what_was_in_flight_is_repeated(world: World):
+    work = Work()
+    rl = await work.crash(world)
+    assert await (await rl.get("r")).result(timeout="10s") == 3
+    assert work.calls == ["first", "second", "second"]
+    assert rl.metrics.value("relight_recovery_claims_total") == 1
+    assert rl.metrics.value("relight_recovery_decisions_total", action="resume") == 1
+    assert rl.metrics.value("relight_steps_repeated_total") == 1
+    lines = await rl.services.store.read_log("r", "_server", 0, 100)
+    assert [line.token for line in lines] == ["RUN_RESUMED", "STEP_REPEATED"]
+    assert "its owner died" in lines[0].text
+
+
+async def test_auto_resume_off_cancels_and_a_person_brings_it_back(world: World):
+    work = Work()
+    rl = await work.crash(world, recovery={"auto_resume": False})
+    run = await rl.get("r")
+    with pytest.raises(RunCancelledError, match="auto_resume is off"):
+        await run.result(timeout="10s")
+    row = await run.describe()
+    assert (row.status, row.hold, row.owner) == (Status.CANCELLED, Hold.RECOVERY, None)
+    child = await (await rl.get("r/part")).describe()
+    assert child.status is Status.CANCELLED
+    explained = await rl.explain("r")
+    assert "recovery resume" in explained.sentence
+    assert work.calls == ["first", "second"]
+    await rl.resume("r")
+    assert await run.result(timeout="10s") == 3
+    assert work.calls == ["first", "second", "second"]
+    assert await (await rl.get("r/part")).status() is Status.COMPLETED
+    with pytest.raises(RunStateError, match="it has ended"):
+        await rl.resume("r")
+
+
+async def test_what_it_was_told_before_it_was_given_up_is_not_lost(world: World):
+    @step
+    async def busy() -> None:
+        started.set()
+        await gate.wait()
+
+    @flow
+    async def told() -> str:
+        await busy()
+        return str(await wait_for("word", str))
+
+    started, gate = asyncio.Event(), asyncio.Event()
+    rl = await world.open()
+    run = await rl.start(told, id="r")
+    await started.wait()
+    await run.signal("word", "kept")
+    gate.set()
+    await world.crash()
+    rl = await world.open(recovery={"auto_resume": False})
+    run = await rl.get("r")
+    await until(lambda: world.is_("cancelled", run))
+    await rl.resume("r")
+    assert await run.result(timeout="10s") == "kept"
+
+
+async def test_too_old_is_cancelled_whatever_auto_resume_says(world: World):
+    work = Work()
+    rl = await world.open()
+    await rl.start(work.flow, id="r")
+    await work.blocked.wait()
+    await world.crash()
+    world.clock.advance(3601)
+    rl = await world.open(recovery={"max_resume_age": "1h"})
+    with pytest.raises(RunCancelledError, match="exceeded max resume age"):
+        await (await rl.get("r")).result(timeout="10s")
+
+
+async def test_a_flow_that_is_not_resumable_fails(world: World):
+    rl = await Work(resumable=False).crash(world)
+    with pytest.raises(RunFailedError, match="resumable=False"):
+        await (await rl.get("r")).result(timeout="10s")
+    assert await (await rl.get("r/part")).status() is Status.FAILED
+
+
+async def test_a_cancelled_run_is_not_brought_back(world: World):
+    work = Work()
+    rl = await world.open()
+    run = await rl.start(work.flow, id="r")
+    await work.blocked.wait()
+    await run.cancel("enough")
+    with pytest.raises(RunCancelledError):
+        await run.result(timeout="10s")
+    with pytest.raises(RunStateError, match="cancelled by request"):
+        await rl.resume("r")
+
+
+async def test_a_run_alive_is_not_resumed(world: World):
+    work = Work()
+    rl = await world.open()
+    run = await rl.start(work.flow, id="r")
+    await work.blocked.wait()
+    with pytest.raises(RunStateError, match="is alive"):
+        await rl.resume("r")
+    work.gate.set()
+    assert await run.result(timeout="10s") == 3
+    assert work.calls == ["first", "second"]
+
+
+async def test_a_person_resumes_an_orphan_while_recovery_is_off(world: World):
+    work = Work()
+    rl = await work.crash(world, recovery={"enabled": False})
+    (planned,) = await rl.plan()
+    assert (planned.action, planned.run_id, planned.stuck) == (Action.RESUME, "r", False)
+    assert await (await rl.get("r")).status() is Status.RUNNING
+    await rl.resume("r")
+    assert await (await rl.get("r")).result(timeout="10s") == 3
+    assert work.calls == ["first", "second", "second"]
+
+
+async def test_an_end_that_is_journaled_only_brings_up_the_row(world: World):
+    """One commit writes both, so this takes a store that was mended by hand; recovery believes the journal."""
+    work = Work()
+    rl = await work.crash(world, recovery={"enabled": False})
+    store = rl.services.store
+    (journal,) = await store.read(["r"])
+    state = restore(journal)
+    row = await rl.row("r")
+    end = b'["completed","",42,"",5.0]'
+    commit = Commit(root_id="r", epoch=row.epoch, after=state.sequence, entries=[end])
+    assert await store.commit([commit]) == [Committed(state.sequence + 1)]
+    rl = await world.close_and_reopen(recovery={"enabled": True})
+    assert await (await rl.get("r")).result(timeout="10s") == 42
+    assert work.calls == ["first", "second"]
+    assert rl.metrics.value("relight_recovery_decisions_total", action="finish") == 1
+
+
+async def test_one_run_that_cannot_be_restored_does_not_stop_the_pass(world: World, monkeypatch: pytest.MonkeyPatch):
+    """Not a known corruption but a bug: a fold that breaks on one run's journal."""
+    from relight.lifecycle import recover
+
+    works = Work()
+    rl = await world.open()
+    for n in range(5):
+        await rl.start(works.flow, id=f"r{n}")
+    await until(lambda: works.calls.count("second") == 5)
+    works.gate.set()
+    await world.crash()
+
+    def broken(journal: Any) -> Any:
+        if journal.root_id == "r2":
+            raise KeyError("a bug")
+        return restore(journal)
+
+    monkeypatch.setattr(recover, "restore", broken)
+    rl = await world.open()
+    for n in (0, 1, 3, 4):
+        assert await (await rl.get(f"r{n}")).result(timeout="10s") == 3
+    row = await world.until_status("paused", await rl.get("r2"))
+    assert row.hold is Hold.CORRUPT
+    assert "KeyError" in row.reason
+    monkeypatch.undo()
+    await rl.resume("r2")
+    assert await (await rl.get("r2")).result(timeout="10s") == 3
