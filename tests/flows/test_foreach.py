@@ -330,6 +330,15 @@ async def test_sequentially_the_longest_prefix_that_still_matches_is_kept(
     ]
 
 
+@pytest.mark.parametrize("concurrency", [1, 2])
+async def test_items_that_are_gone_are_no_longer_listed(world: World, concurrency: int):
+    shipping = Shipping(ABCDE, "d", concurrency)
+    await shipping.crash_at(world, 3 if concurrency == 1 else 4)
+    shipping.items = ["a", "b"]
+    assert await shipping.resume(world) == ["A", "B"]
+    assert [item.index for item in await world.rl.items("r")] == [0, 1]
+
+
 async def test_a_cut_is_durable_across_a_second_restart(world: World):
     """What was cut off does not come back when the changed item is changed back."""
     shipping = Shipping(ABCDE, "e", 1)

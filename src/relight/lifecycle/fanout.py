@@ -45,7 +45,7 @@ async def foreach(
         each.result if isinstance(each, Definition) else ValueCodec(return_annotation(each), f"result of {key}")
     )
     results: list[Any] = [None] * len(todo)
-    kept = await _kept(run, key, todo, sequential=concurrency == 1)
+    kept = await _kept(run, scope, key, todo, sequential=concurrency == 1)
     for item in todo:
         outcome = kept.get(item.index)
         if outcome is not None:
@@ -84,7 +84,7 @@ def _digests(key: str, items: list[Any], each: Any) -> Iterator[tuple[Any, str]]
             yield item, text_digest(codec.outline(item))
 
 
-async def _kept(run: LiveRun, key: str, todo: list[_Item], sequential: bool) -> dict[int, Outcome]:
+async def _kept(run: LiveRun, scope: Scope, key: str, todo: list[_Item], sequential: bool) -> dict[int, Outcome]:
     """The finished items that still match, by index. A sequential foreach keeps only the longest prefix of them."""
     replayer = run.replayer
     if replayer is None:
@@ -97,7 +97,9 @@ async def _kept(run: LiveRun, key: str, todo: list[_Item], sequential: bool) -> 
         elif sequential:
             break
     if sequential:
-        await _cut(run, key, todo, len(found))
+        await _cut(run, scope, key, todo, len(found))
+    elif any((item_index(key, recorded) or 0) >= len(todo) for recorded in replayer.outcomes):
+        run.writer.cut_items(run.run_id(scope.run_key), key, len(todo))  # the list has become shorter
     # With all that happened inside them, which will not be asked for again: nobody need wait for its turn.
     kept = {todo[index].scope_path for index in found}
     for recorded in [recorded for recorded in replayer.outcomes if item_path(key, recorded) in kept]:
@@ -105,7 +107,7 @@ async def _kept(run: LiveRun, key: str, todo: list[_Item], sequential: bool) -> 
     return found
 
 
-async def _cut(run: LiveRun, key: str, todo: list[_Item], prefix: int) -> None:
+async def _cut(run: LiveRun, scope: Scope, key: str, todo: list[_Item], prefix: int) -> None:
     """Forget, durably, everything recorded beyond the prefix: it followed on items that have changed since.
 
     The item at the prefix itself is only unfinished when nothing recorded belongs to another item at its place or behind.
@@ -128,6 +130,7 @@ async def _cut(run: LiveRun, key: str, todo: list[_Item], prefix: int) -> None:
         f"run {run.id}: items of {key!r} have changed; it goes on from item {prefix}, what followed is done again",
     )
     run.record(ForeachCut(key, prefix))
+    run.writer.cut_items(run.run_id(scope.run_key), key, prefix)
     await run.settle()
 
     def beyond(recorded: str) -> bool:

@@ -63,7 +63,7 @@ class Keeper:
         self._process = process
         self._ttl = ttl_seconds
         self._monotonic = SYSTEM_CLOCK.monotonic
-        self._valid_until = 0.0
+        self.valid_until = 0.0  # by the monotonic clock: until then nobody else may claim our runs
         self._lost = False
         self._heir: Heir | None = None
         self._engine: asyncio.AbstractEventLoop | None = None
@@ -80,7 +80,7 @@ class Keeper:
     @property
     def held(self) -> bool:
         """Whether runs may be driven and claimed."""
-        return not self._lost and self._monotonic() < self._valid_until
+        return not self._lost and self._monotonic() < self.valid_until
 
     async def start(self, heir: Heir) -> None:
         """Begin the session. Raises what its first heartbeat raises."""
@@ -175,7 +175,7 @@ class Keeper:
                 return
             sent = self._monotonic()
             await self.leases.heartbeat()
-        self._valid_until = sent + self._ttl
+        self.valid_until = sent + self._ttl
 
     async def _end(self) -> None:
         try:
@@ -190,7 +190,7 @@ class Keeper:
         while True:
             await self._sleep(pause)
             sent = self._monotonic()
-            lapsed = sent >= self._valid_until
+            lapsed = sent >= self.valid_until
             try:
                 async with asyncio.timeout(self._patience(sent)):
                     await self.leases.heartbeat()
@@ -198,7 +198,7 @@ class Keeper:
                 self._failed(error)
                 pause = min(period / 4, 1.0)
             else:
-                self._valid_until = sent + self._ttl
+                self.valid_until = sent + self._ttl
                 if self._lost or lapsed:
                     self._lost = False
                     log(logging.WARNING, Token.LEASE_REGAINED, f"{self.owner}: the lease is renewed again")
@@ -207,13 +207,13 @@ class Keeper:
 
     def _patience(self, now: float) -> float:
         """How long one heartbeat may take: not beyond the moment the lease counts as lost."""
-        left = self._valid_until - self._ttl / 3 - now
+        left = self.valid_until - self._ttl / 3 - now
         return min(self._ttl / 3, left) if left > 0.01 else self._ttl / 3
 
     def _failed(self, error: Exception) -> None:
         why = str(error) or "no answer in time"
         log(logging.WARNING, Token.HEARTBEAT_FAILED, f"{self.owner}: {why}; trying again")
-        if not self._lost and self._monotonic() >= self._valid_until - self._ttl / 3 - 0.01:
+        if not self._lost and self._monotonic() >= self.valid_until - self._ttl / 3 - 0.01:
             self._lost = True
             log(
                 logging.ERROR,

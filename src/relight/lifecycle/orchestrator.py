@@ -31,6 +31,7 @@ from relight.model.run import Hold, Message, News, Run, Status
 from relight.telemetry import Token, log
 
 CHECK_SECONDS = 5.0  # between looks at the store when nothing wakes us
+NOT_OURS_SECONDS = 0.25  # before looking again at runs that are due and could not be taken up
 PASS_LIMIT = 100  # runs per pass; a full pass is followed at once by the next
 
 
@@ -314,7 +315,9 @@ class Orchestrator:
             return
         upcoming = await self.services.store.next_due()
         if upcoming is not None:
-            self.wake_at(upcoming)
+            # What is due already was not for us just now (others took it, or its lease is not free yet): no hurry then.
+            now = self.services.clock.now()
+            self.wake_at(upcoming if upcoming > now else now + NOT_OURS_SECONDS)
 
     def wake(self, rows: Sequence[Run]) -> None:
         """Take up parked or paused runs for what they were told, as soon as there is room for them."""

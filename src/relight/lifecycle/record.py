@@ -127,6 +127,10 @@ class Writer:
     def item(self, item: ItemResult) -> None:
         self.draft.items = [*self.draft.items, item]
 
+    def cut_items(self, run_id: str, key: str, index: int) -> None:
+        """The items of a foreach from this index on no longer count."""
+        self.draft.cut_items = [*self.draft.cut_items, (run_id, key, index)]
+
     def blob(self, digest: str, data: bytes) -> None:
         self.draft.blobs = {**self.draft.blobs, digest: data}
 

@@ -87,7 +87,7 @@ async def _lease(services: Services, rows: list[Run]) -> list[Run]:
         answer = answers.get(row.id)
         if answer is None or isinstance(answer, OwnedBy):
             refused.add(row.id)
-        if isinstance(answer, OwnedBy) and row.owner is not None and row.owner != answer.owner:
+        if isinstance(answer, OwnedBy) and not keeper.leases.in_store and row.owner not in (None, answer.owner):
             await services.store.correct_owner(row.id, row.epoch, answer.owner)
             log(
                 logging.WARNING,

@@ -72,6 +72,8 @@ class LiveRun:
             self.replayer.add(state, "")
         self.attempt = state.open[""].attempt if "" in state.open else 1
         self.retry_until = state.open[""].until if "" in state.open else None
+        self.keeper = services.keeper
+        self.time = services.loop.time
         self.stopping: str | None = None  # why operations no longer begin, while the run leaves memory
         self.ended = False  # it is terminal, durably
         self.over = False  # nothing of this object may act any more
@@ -161,6 +163,12 @@ class LiveRun:
         await self.writer.committed()
         if self.writer.lost or self.stopping is not None:
             await hold.hold_back(self)
+
+    async def confirm(self) -> None:
+        """Our lease has lapsed (this process was frozen, perhaps): ask the store whether the run is still ours before its
+        code takes effect again. Raises Unwind if it is not."""
+        self.writer.ask()
+        await self.settle()
 
     async def ask(self, question: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
         """Read from the store for the flow. One that fails is asked again: its faults are no outcomes of the flow."""

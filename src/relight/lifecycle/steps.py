@@ -55,6 +55,8 @@ async def perform(
         if run.unsettled:  # values the body may act on must be durable first, or a crash would give it others
             run.unsettled = False
             await run.settle()
+        if run.time() >= run.keeper.valid_until:
+            await run.confirm()
         if not step.plain:
             value = await _attempts(run, scope, step, key, digest, args, kwargs, begun)
         else:
@@ -111,6 +113,8 @@ async def _attempts(
     while True:
         if run.stopping is not None:  # between two attempts: the run leaves memory, and the next one is made after that
             raise Unwind(run.stopping)
+        if attempt > 1 and run.time() >= run.keeper.valid_until:
+            await run.confirm()
         if deadline is None:
             deadline = await _announce(run, step, key, attempt)
         info = StepInfo(run.run_id(scope.run_key), key, attempt, f"{run.id}/{key}")
