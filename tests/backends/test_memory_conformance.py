@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from relight.backends.memory import MemoryStore
+from relight.model.run import News
 from relight.testing import conformance
 from relight.testing.conformance.build import created, new_run
 
@@ -47,18 +48,30 @@ class TestInboxes(conformance.InboxSuite):
     pass
 
 
+class TestContents(conformance.ContentSuite):
+    pass
+
+
+class TestOwnership(conformance.OwnershipSuite):
+    pass
+
+
+class TestReopening(conformance.ReopenSuite):
+    pass
+
+
 class TestSharing(conformance.Suite):
     async def test_objects_that_share_a_store_hear_of_each_other(self, store):
         heard = []
-        store.watch(lambda: heard.append("first"))
+        store.watch(lambda news: heard.append(("first", news)))
         await created(store, new_run("a"))
         await asyncio.sleep(0)
         assert heard == [], "there is nobody else whose writing could be heard"
-        store.watch(lambda: heard.append("second"))
+        store.watch(lambda news: heard.append(("second", news)))
         await created(store, new_run("b"))
         assert heard == [], "the writer is called back while it still writes"
         await asyncio.sleep(0)
-        assert heard == ["first", "second"]
+        assert heard == [("first", News.ANYTHING), ("second", News.ANYTHING)]
 
     async def test_data_outlives_the_engine_that_closes_the_store(self, store):
         await created(store, new_run())

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from zlib import crc32
 
 import apsw
 import apsw.ext
@@ -17,9 +18,10 @@ from relight.backends.sqlite import SqliteStore
 from relight.backends.sqlite.connection import APPLICATION_ID, connect, migrations, prepare
 from relight.errors import CorruptionError, StoreError, StoreFormatError, StoreUnavailableError
 from relight.model.journal import Journal
-from relight.model.run import RunFilter
+from relight.model.run import SERVER_LOG, LogLine, News, RunFilter
 from relight.ports.store import Committed
 from relight.testing.conformance.build import (
+    START,
     FixedClock,
     appending,
     created,
@@ -218,6 +220,40 @@ def test_every_earlier_version_is_upgraded_with_its_data(tmp_path, version):
         db.close()
 
 
+async def test_a_file_of_the_first_version_is_upgraded_and_goes_on(path):
+    """Runs, owners, journals and inboxes are found as they were left, by the queries of today."""
+    upgrade(path, migrations()[:1])
+    db = apsw.Connection(str(path))
+    for key, run_id, status, owner in (
+        (1, "mine", "running", "me"),
+        (2, "yours", "waiting", "you"),
+        (3, "done", "failed", None),
+    ):
+        db.execute(
+            "INSERT INTO runs (key, id, flow, flow_hash, status, owner, epoch, reason, created_at, updated_at, input,"
+            " input_blob, output_blob) VALUES (?, ?, 'checkout', '', ?, ?, 1, '', ?, ?, x'6e756c6c', '', '')",
+            (key, run_id, status, owner, START, START),
+        )
+        db.execute(
+            "INSERT INTO journal (run, sequence, event, crc) VALUES (?, 1, ?, ?)", (key, b"first", crc32(b"first", 1))
+        )
+    db.execute(
+        "INSERT INTO inbox (run, kind, name, payload, payload_blob, at) VALUES (1, 'signal', 'go', x'31', '', 0)"
+    )
+    db.close()
+    store = SqliteStore(path, clock=FixedClock())
+    await store.open()
+    assert await store.owners() == ["me", "you"]
+    (mine,) = await store.list_active_roots("me", None, 10)
+    assert mine == new_run("mine")
+    line = LogLine(run_id="mine", at=START, text="recovered")
+    assert await store.commit([appending(mine, 1, b"2", log=[line])]) == [Committed(2)]
+    assert await entries_of(store, "mine") == [b"first", b"2"]
+    assert [message.name for message in await store.inbox(["mine"])] == ["go"]
+    assert [found.text for found in await store.read_log("mine", SERVER_LOG, 0, 10)] == ["recovered"]
+    await store.close()
+
+
 def test_a_migration_that_fails_leaves_the_file_as_it_was(path):
     upgrade(path, migrations())
     before = schema_of(path)
@@ -275,7 +311,7 @@ async def test_a_store_that_is_not_open_says_so(path, state):
         with pytest.raises(StoreUnavailableError, match="not open"):
             await call
     with pytest.raises(StoreUnavailableError, match="not open"):
-        store.watch(lambda: None)
+        store.watch(lambda news: None)
 
 
 async def test_a_caller_that_is_cancelled_disturbs_nobody(store):
@@ -315,8 +351,8 @@ async def test_another_objects_writing_is_heard_and_ones_own_is_not(store, path)
     heard = asyncio.Event()
     calls = []
 
-    def changed() -> None:
-        calls.append(asyncio.get_running_loop())
+    def changed(news: News) -> None:
+        calls.append((asyncio.get_running_loop(), news))
         heard.set()
 
     other = SqliteStore(path, clock=FixedClock())
@@ -329,7 +365,7 @@ async def test_another_objects_writing_is_heard_and_ones_own_is_not(store, path)
     assert calls == []
     await created(other, new_run("theirs"))
     await asyncio.wait_for(heard.wait(), DEADLINE_SECONDS)
-    assert calls == [asyncio.get_running_loop()]
+    assert calls == [(asyncio.get_running_loop(), News.ANYTHING)]
     await other.close()
 
 
@@ -338,7 +374,7 @@ async def test_what_was_written_between_opening_and_watching_is_heard(store, pat
     await other.open()
     await created(other, new_run("theirs"))
     heard = asyncio.Event()
-    store.watch(heard.set)
+    store.watch(lambda news: heard.set())
     await asyncio.wait_for(heard.wait(), DEADLINE_SECONDS)
     await other.close()
 
@@ -349,7 +385,7 @@ async def test_a_store_that_is_never_idle_hears_others_too(store, path):
     run = new_run()
     await created(store, run)
     heard = asyncio.Event()
-    store.watch(heard.set)
+    store.watch(lambda news: heard.set())
     await store._write(store._poll)
     store._writer._idle = None  # as if it never came to rest
     await created(other, new_run("theirs"))

@@ -54,3 +54,15 @@ class TestRuns(conformance.RunSuite):
 
 class TestInboxes(conformance.InboxSuite):
     pass
+
+
+class TestContents(conformance.ContentSuite):
+    pass
+
+
+class TestOwnership(conformance.OwnershipSuite):
+    pass
+
+
+class TestReopening(conformance.ReopenSuite):
+    pass

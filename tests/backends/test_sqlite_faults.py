@@ -7,8 +7,9 @@ import asyncio
 import apsw
 import pytest
 
-from relight.backends.sqlite import SqliteStore
-from relight.errors import StoreError, StoreUnavailableError
+from relight.backends.sqlite import SqliteLeases, SqliteStore
+from relight.errors import LeasesUnavailableError, StoreError, StoreUnavailableError
+from relight.model.lease import Acquired, Process
 from relight.model.run import Message, MessageKind, Status
 from relight.ports.store import Committed
 from relight.testing.conformance.build import (
@@ -201,3 +202,22 @@ async def test_each_commit_is_one_sync(store, disk):
     before = disk.syncs
     await store.commit([appending(run, 1, b"2", changes=[changing(run, Status.FAILED)]) for run in runs])
     assert disk.syncs == before + 1
+
+
+async def test_leases_on_a_disk_that_fails_say_so_and_go_on_afterwards(store, disk):
+    await created(store, new_run("free", owner=None, status=Status.PENDING))
+    leases = SqliteLeases(store.path, vfs=disk.name)
+    await leases.open("a#1", Process(), 60.0)
+    await leases.heartbeat()
+    for operation, code in (("write", apsw.SQLITE_FULL), ("sync", apsw.SQLITE_IOERR_FSYNC)):
+        disk.faults[operation] = code
+        with pytest.raises(LeasesUnavailableError) as failure:
+            await leases.acquire_lease(["free"])
+        assert "\n" not in str(failure.value)
+        with pytest.raises(LeasesUnavailableError):
+            await leases.heartbeat()
+        disk.faults.clear()
+        await leases.heartbeat()
+        assert await leases.get_lease("free") is None, "what was refused is written all the same"
+    assert await leases.acquire_lease(["free"]) == {"free": Acquired()}
+    await leases.close()

@@ -12,7 +12,7 @@ import msgspec
 
 from relight.errors import StoreUnavailableError
 from relight.model import journal as j
-from relight.model.run import Hold, ItemResult, Message, Page, Run, RunChange, RunFilter
+from relight.model.run import Hold, ItemResult, LogLine, Message, News, Page, Run, RunChange, RunFilter
 from relight.ports.store import Commit, CommitResult, Committed, Store
 from relight.testing.ledger import Ledger, Line
 
@@ -41,6 +41,7 @@ class CrashingStore:
 
     def __init__(self, inner: Store, plan: CrashPlan, ledger: Ledger | None = None) -> None:
         self._inner = inner
+        self.lanes = inner.lanes
         self._plan = plan
         self._ledger = ledger
         self.operations: list[str] = []  # their names, in the order of their numbers
@@ -122,7 +123,7 @@ class CrashingStore:
     async def close(self) -> None:
         await self._do("close", self._inner.close())
 
-    def watch(self, changed: Callable[[], None]) -> None:
+    def watch(self, changed: Callable[[News], None]) -> None:
         self._inner.watch(changed)
 
     async def get_run(self, run_id: str) -> Run | None:
@@ -136,6 +137,15 @@ class CrashingStore:
 
     async def claim(self, epochs: dict[str, int], owner: str) -> dict[str, int]:
         return await self._do("claim", self._inner.claim(epochs, owner))
+
+    async def correct_owner(self, run_id: str, epoch: int, owner: str) -> bool:
+        return await self._do("correct_owner", self._inner.correct_owner(run_id, epoch, owner))
+
+    async def owners(self) -> list[str]:
+        return await self._do("owners", self._inner.owners())
+
+    async def now(self) -> float | None:
+        return await self._do("now", self._inner.now())
 
     async def hold(self, epochs: dict[str, int], status: RunChange) -> None:
         await self._do("hold", self._inner.hold(epochs, status))
@@ -157,6 +167,12 @@ class CrashingStore:
 
     async def messages_after(self, message_id: int, limit: int) -> list[Message]:
         return await self._do("messages_after", self._inner.messages_after(message_id, limit))
+
+    async def append_log(self, lines: Sequence[LogLine]) -> None:
+        await self._do("append_log", self._inner.append_log(lines))
+
+    async def read_log(self, run_id: str, stream: str, after: int, limit: int) -> list[LogLine]:
+        return await self._do("read_log", self._inner.read_log(run_id, stream, after, limit))
 
     async def item_results(self, run_id: str, key: str | None = None) -> list[ItemResult]:
         return await self._do("item_results", self._inner.item_results(run_id, key))
@@ -182,8 +198,8 @@ class CrashingStore:
     async def get_checkpoint(self, root_id: str) -> int | None:
         return await self._do("get_checkpoint", self._inner.get_checkpoint(root_id))
 
-    async def list_active_roots(self, after: str | None, limit: int) -> list[Run]:
-        return await self._do("list_active_roots", self._inner.list_active_roots(after, limit))
+    async def list_active_roots(self, owner: str, after: str | None, limit: int) -> list[Run]:
+        return await self._do("list_active_roots", self._inner.list_active_roots(owner, after, limit))
 
 
 def _durable(root_id: str, event: j.AnyEvent) -> Line | None:

@@ -22,13 +22,13 @@ from relight.backends.sqlite import read
 from relight.backends.sqlite.connection import data_version, rollback
 from relight.backends.sqlite.rows import json_array
 from relight.backends.sqlite.writes import Writes
-from relight.model.run import TERMINAL
+from relight.model.run import TERMINAL, Hold, Status
 from relight.ports.store import Commit, CommitResult, Committed, Exists, Fenced
 
 # Roots are forgotten when they end or are parked; this bounds what is left of runs that were dropped.
 MAX_KNOWN_ROOTS = 50_000
 
-_fences = msgspec.json.Decoder(list[tuple[str, int, int, int, int, int]])
+_fences = msgspec.json.Decoder(list[tuple[str, int, int, int, int, int, int]])
 
 
 class Root(msgspec.Struct, gc=False):
@@ -37,7 +37,8 @@ class Root(msgspec.Struct, gc=False):
     key: int
     epoch: int
     last: int
-    ended: bool = False  # it is terminal: nothing is ever added behind the end
+    ended: bool = False  # it is terminal: nothing is ever added behind the end,
+    resumable: bool = False  # unless recovery gave up on it, and the commit is there to reopen it
 
 
 class Committer:
@@ -111,9 +112,9 @@ class _Batch:
         if not wanted:
             return
         found = read.value(self._connection, "fence", (json_array(wanted),))
-        for run_id, key, is_root, ended, epoch, last in _fences.decode(found):
+        for run_id, key, is_root, ended, resumable, epoch, last in _fences.decode(found):
             if is_root:
-                roots[run_id] = Root(key, epoch, last, bool(ended))
+                roots[run_id] = Root(key, epoch, last, bool(ended), bool(resumable))
             else:
                 self._children.add(run_id)
 
@@ -128,7 +129,9 @@ class _Batch:
             return None
         if root.last != commit.after:
             return self._repeated(commit, root)
-        return None if root.ended else self._append(commit, root)
+        if root.ended and not (commit.reopen and root.resumable):
+            return None
+        return self._append(commit, root)
 
     def _append(self, commit: Commit, root: Root) -> Committed:
         root.last = self._writes.entries(root.key, commit.after, commit.entries)
@@ -155,24 +158,34 @@ class _Batch:
         if commit.runs:
             self._new_runs(commit)
         if commit.changes:
-            for change in commit.changes:
-                writes.change(change, commit.root_id)
-                if change.run_id == commit.root_id:
-                    if change.status in TERMINAL:
-                        root.ended = True
-                        writes.end(root.key)
-                    if change.owner is None:
-                        self.left.append(commit.root_id)
+            self._changes(commit, root)
         if commit.blobs:
             writes.blobs(commit.blobs)
+        if commit.cut_items:
+            writes.cut_items(commit.cut_items)
         if commit.items:
             writes.items(commit.items)
+        if commit.log:
+            writes.log(commit.log)
         if commit.messages:
             writes.messages(commit.messages)
         if commit.cancel_spawned is not None:
             writes.cancel_spawned(commit.root_id, commit.cancel_spawned)
         if commit.consumed:
             writes.consume(root.key, commit.consumed)
+
+    def _changes(self, commit: Commit, root: Root) -> None:
+        for change in commit.changes:
+            if change.run_id != commit.root_id:
+                self._writes.change(change, commit.root_id)
+            elif not root.ended or (commit.reopen and root.resumable):
+                self._writes.change(change, commit.root_id, reopen=commit.reopen)
+                root.ended = change.status in TERMINAL
+                root.resumable = change.status is Status.CANCELLED and change.hold is Hold.RECOVERY
+                if root.ended and change.hold is None:
+                    self._writes.end(root.key)
+                if change.owner is None:
+                    self.left.append(commit.root_id)
 
     def _new_runs(self, commit: Commit) -> None:
         first = dict(commit.spawned)

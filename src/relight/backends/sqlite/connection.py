@@ -47,7 +47,7 @@ def migrations() -> list[str]:
     return [scripts[number] for number in sorted(scripts)]
 
 
-def connect(path: Path, *, create: bool, vfs: str | None = None) -> apsw.Connection:
+def connect(path: Path, *, create: bool, vfs: str | None = None, busy_retries: int = BUSY_RETRIES) -> apsw.Connection:
     """A connection with our pragmas. Raises apsw's errors: see `opening_error` and `runtime_error`.
 
     Only the first may `create` the file: reopening one that has vanished would go on with an empty database.
@@ -56,7 +56,7 @@ def connect(path: Path, *, create: bool, vfs: str | None = None) -> apsw.Connect
     connection = apsw.Connection(str(path), flags=flags, vfs=vfs)
     try:
         pause = threading.Event().wait
-        connection.set_busy_handler(lambda retries: not pause(BUSY_RETRY_SECONDS) and retries < BUSY_RETRIES)
+        connection.set_busy_handler(lambda retries: not pause(BUSY_RETRY_SECONDS) and retries < busy_retries)
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA temp_store = MEMORY")
         connection.pragma("journal_size_limit", WAL_LIMIT_BYTES)
@@ -166,10 +166,10 @@ def refuse_path(path: Path) -> None:
 def opening_error(error: apsw.Error, path: Path) -> StoreError:
     """Why a file cannot be opened, in one line."""
     if isinstance(error, apsw.NotADBError | apsw.CorruptError):
-        return StoreFormatError(f"{path} is not a Relight database ({_cause(error)}): use another path")
+        return StoreFormatError(f"{path} is not a Relight database ({cause_of(error)}): use another path")
     if isinstance(error, apsw.ReadOnlyError | apsw.CantOpenError | apsw.PermissionsError | apsw.AuthError):
         return StoreFormatError(
-            f"{path} cannot be opened for writing ({_cause(error)}): "
+            f"{path} cannot be opened for writing ({cause_of(error)}): "
             f"give this user write permission to the file and to the folder {path.parent}"
         )
     return runtime_error(error, path)
@@ -177,10 +177,11 @@ def opening_error(error: apsw.Error, path: Path) -> StoreError:
 
 def runtime_error(error: apsw.Error, path: Path) -> StoreUnavailableError:
     """What went wrong with a file that was open, in one line."""
-    return StoreUnavailableError(f"{path}: {_cause(error)}; nothing of this operation is known to be written")
+    return StoreUnavailableError(f"{path}: {cause_of(error)}; nothing of this operation is known to be written")
 
 
-def _cause(error: apsw.Error) -> str:
+def cause_of(error: apsw.Error) -> str:
+    """What SQLite says, with the name of its code."""
     code = getattr(error, "extendedresult", 0)
     name = apsw.mapping_extended_result_codes.get(code) or apsw.mapping_result_codes.get(code & 0xFF, "")
     return f"{str(error).rstrip('.')} [{name}]" if name else str(error)

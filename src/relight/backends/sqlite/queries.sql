@@ -5,7 +5,8 @@
 -- name: fence
 -- What the fence of a commit compares, for many roots (and the existence of other runs) at once: one row holding a JSON
 -- array, because each row fetched costs two hand-overs of the interpreter lock.
-SELECT json_group_array(json_array(r.id, r.key, r.root_id IS NULL, r.status IN ('completed', 'failed', 'cancelled'), r.epoch, max(
+SELECT json_group_array(json_array(r.id, r.key, r.root_id IS NULL, r.status IN ('completed', 'failed', 'cancelled'),
+    r.status = 'cancelled' AND coalesce(r.hold = 'recovery', 0), r.epoch, max(
     coalesce((SELECT max(sequence) FROM journal WHERE run = r.key), 0),
     coalesce((SELECT sequence FROM checkpoints WHERE run = r.key), 0))))
 FROM json_each(?) AS wanted CROSS JOIN runs AS r ON r.id = wanted.value;
@@ -36,14 +37,27 @@ SELECT * FROM (VALUES (?, ?)) AS v WHERE column1 IS NOT NULL;
 INSERT OR REPLACE INTO items (run_id, key, "index", digest, output, output_blob)
 SELECT * FROM (VALUES (?, ?, ?, ?, ?, ?)) AS v WHERE column1 IS NOT NULL;
 
+-- name: cut_items
+-- By run, foreach and index: its items from there on.
+DELETE FROM items WHERE (run_id, key, "index") IN (
+    SELECT i.run_id, i.key, i."index" FROM json_each(?) AS wanted CROSS JOIN items AS i
+        ON i.run_id = wanted.value ->> 0 AND i.key = wanted.value ->> 1 AND i."index" >= wanted.value ->> 2);
+
+-- name: put_log
+-- Lines for unknown runs are dropped.
+INSERT INTO logs (run, stream, at, token, text)
+SELECT r.key, v.column2, v.column3, v.column4, v.column5
+FROM (VALUES (?, ?, ?, ?, ?)) AS v CROSS JOIN runs AS r ON r.id = v.column1;
+
 -- name: change_runs
--- New values for rows of one tree. A terminal root is never changed (a child may be: its parent was retried), and a row of
--- another tree is none of the writer's.
+-- New values for rows of one tree. A terminal root is never changed, unless recovery gave up on it and it is reopened (a
+-- child may be: its parent was retried), and a row of another tree is none of the writer's.
 UPDATE runs SET status = v.column3, owner = v.column4, wake_at = v.column5, hold = v.column6, reason = v.column7,
     output = v.column8, output_blob = v.column9, error = v.column10, updated_at = v.column11
-FROM (VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)) AS v
+FROM (VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)) AS v
 WHERE runs.id = v.column1 AND coalesce(runs.root_id, runs.id) = v.column2
-    AND (runs.root_id IS NOT NULL OR runs.status NOT IN ('completed', 'failed', 'cancelled'));
+    AND (runs.root_id IS NOT NULL OR runs.status NOT IN ('completed', 'failed', 'cancelled')
+        OR (v.column12 AND runs.status = 'cancelled' AND runs.hold = 'recovery'));
 
 -- name: put_messages
 -- Into inboxes of unfinished roots; a message already told under the same dedup is not told again.
@@ -81,6 +95,12 @@ WHERE r.epoch = wanted.value ->> 1 AND r.root_id IS NULL AND r.status NOT IN ('c
 
 -- name: claim
 UPDATE runs SET owner = ?, epoch = epoch + 1, updated_at = ? WHERE key IN (SELECT value FROM json_each(?));
+
+-- name: correct_owner
+UPDATE runs SET owner = :owner
+WHERE id = :id AND root_id IS NULL AND epoch = :epoch AND owner IS NOT NULL
+    AND status NOT IN ('completed', 'failed', 'cancelled')
+RETURNING key;
 
 -- name: hold
 UPDATE runs SET status = :status, owner = :owner, wake_at = :wake_at, hold = :hold, reason = :reason, output = :output,
@@ -130,10 +150,22 @@ ORDER BY created_at DESC, id DESC LIMIT :limit;
 
 -- name: active_roots
 -- A page after the run :after; where that run is gone the listing starts over, which repeats runs but misses none.
-SELECT * FROM runs INDEXED BY runs_active
-WHERE root_id IS NULL AND owner IS NOT NULL AND status IN ('pending', 'running', 'waiting')
+SELECT * FROM runs INDEXED BY runs_owned
+WHERE owner = :owner AND root_id IS NULL AND owner IS NOT NULL AND status IN ('pending', 'running', 'waiting')
     AND (created_at, id) > (coalesce((SELECT created_at FROM runs WHERE id = :after), -9e999), :after)
 ORDER BY created_at, id LIMIT :limit;
+
+-- name: owners
+-- From one owner to the next by the index: as many steps as there are owners, whatever they hold.
+WITH RECURSIVE each (owner) AS (
+    SELECT min(owner) FROM runs INDEXED BY runs_owned
+    WHERE root_id IS NULL AND owner IS NOT NULL AND status IN ('pending', 'running', 'waiting')
+    UNION ALL
+    SELECT (SELECT min(r.owner) FROM runs AS r INDEXED BY runs_owned
+        WHERE r.owner > each.owner AND r.root_id IS NULL AND r.owner IS NOT NULL
+            AND r.status IN ('pending', 'running', 'waiting'))
+    FROM each WHERE each.owner IS NOT NULL)
+SELECT owner FROM each WHERE owner IS NOT NULL;
 
 -- name: due
 SELECT * FROM runs INDEXED BY runs_due
@@ -158,6 +190,11 @@ ORDER BY i.id;
 SELECT i.id, r.id, i.kind, i.name, i.payload, i.payload_blob, i.dedup, i.at
 FROM inbox AS i INDEXED BY inbox_news CROSS JOIN runs AS r ON r.key = i.run
 WHERE i.consumed = 0 AND i.id > ? ORDER BY i.id LIMIT ?;
+
+-- name: read_log
+SELECT l.id, r.id, l.stream, l.at, l.token, l.text
+FROM runs AS r CROSS JOIN logs AS l INDEXED BY logs_order ON l.run = r.key AND l.stream = ?2 AND l.id > ?3
+WHERE r.id = ?1 ORDER BY l.id LIMIT ?4;
 
 -- name: items
 SELECT run_id, key, "index", digest, output, output_blob FROM items
@@ -194,3 +231,49 @@ CROSS JOIN checkpoints AS c ON c.run = r.key;
 
 -- name: read_checkpoint
 SELECT sequence, state, crc FROM checkpoints WHERE run = ?;
+
+-- The leases (see leases.py). Who has no row here, or one that has expired, is dead. SQLite's clock decides.
+
+-- name: clock
+SELECT unixepoch('subsec');
+
+-- name: heartbeat
+-- A session that has lapsed begins again. Within one statement the clock stands still.
+INSERT INTO orchestrators (owner, process, started_at, heartbeat_at, expires_at)
+VALUES (:owner, :process, unixepoch('subsec'), unixepoch('subsec'), unixepoch('subsec') + :ttl)
+ON CONFLICT (owner) DO UPDATE SET process = excluded.process, heartbeat_at = excluded.heartbeat_at,
+    expires_at = excluded.expires_at,
+    started_at = iif(expires_at > excluded.heartbeat_at, started_at, excluded.started_at);
+
+-- name: end_session
+DELETE FROM orchestrators WHERE owner = ?;
+
+-- name: sessions
+-- With what the clock says: few rows, one per orchestrator.
+SELECT owner, process, started_at, heartbeat_at, expires_at, unixepoch('subsec') FROM orchestrators ORDER BY owner;
+
+-- name: acquire
+-- Of these, those unfinished roots that are nobody's, or a dead owner's. What is ours already stays as it is.
+UPDATE runs SET owner = :owner WHERE key IN (
+    SELECT r.key FROM json_each(:ids) AS wanted CROSS JOIN runs AS r ON r.id = wanted.value
+    LEFT JOIN orchestrators AS o ON o.owner = r.owner AND o.expires_at > :now
+    WHERE r.root_id IS NULL AND r.status NOT IN ('completed', 'failed', 'cancelled')
+        AND r.owner IS NOT :owner AND o.owner IS NULL);
+
+-- name: holders
+-- Of these, the unfinished roots with their owners; the end of the owner's session is NULL where it is not alive.
+SELECT r.id, r.owner, o.expires_at FROM json_each(:ids) AS wanted CROSS JOIN runs AS r ON r.id = wanted.value
+LEFT JOIN orchestrators AS o ON o.owner = r.owner AND o.expires_at > :now
+WHERE r.root_id IS NULL AND r.status NOT IN ('completed', 'failed', 'cancelled');
+
+-- name: release
+-- Nobody's, and due: at its time if it waits for one, else at once. updated_at has passed by the clock of those who look
+-- for what is due, which need not be the clock of this file. A paused run waits for somebody to free it.
+UPDATE runs SET owner = NULL, status = iif(status = 'paused', status, 'pending'),
+    wake_at = iif(status = 'paused', wake_at, coalesce(wake_at, updated_at))
+WHERE id = :id AND owner = :owner AND root_id IS NULL AND status NOT IN ('completed', 'failed', 'cancelled')
+RETURNING key;
+
+-- name: release_all
+UPDATE runs INDEXED BY runs_owned SET owner = NULL, status = 'pending', wake_at = coalesce(wake_at, updated_at)
+WHERE owner = ? AND root_id IS NULL AND owner IS NOT NULL AND status IN ('pending', 'running', 'waiting');

@@ -15,16 +15,15 @@ from relight.backends.sqlite.rows import (
     Row,
     checked_checkpoint,
     checked_entries,
-    cursor_from,
     item_from,
     json_array,
+    log_from,
     message_from,
-    parse_cursor,
     run_from,
 )
 from relight.errors import CorruptionError
 from relight.model.journal import Entry, Journal
-from relight.model.run import ItemResult, Message, Page, Run, RunFilter, Status
+from relight.model.run import ItemResult, LogLine, Message, Page, Run, RunFilter, Status, cursor_from, parse_cursor
 
 # Journals read by one query. More would save little; this many, of a thousand entries each, still fit in memory.
 ROOTS_PER_QUERY = 64
@@ -57,6 +56,11 @@ def item_results(db: apsw.Connection, run_id: str, key: str | None) -> list[Item
     """Of one foreach, or of all of a run's."""
     found = rows(db, "all_items", (run_id,)) if key is None else rows(db, "items", (run_id, key))
     return [item_from(row) for row in found]
+
+
+def log(db: apsw.Connection, run_id: str, stream: str, after: int, limit: int) -> list[LogLine]:
+    """A page of one run's log."""
+    return [log_from(row) for row in rows(db, "read_log", (run_id, stream, after, limit))]
 
 
 def list_runs(db: apsw.Connection, where: RunFilter) -> Page:

@@ -8,9 +8,9 @@ from zlib import crc32
 
 import msgspec
 
-from relight.errors import CorruptionError, StoreError
+from relight.errors import CorruptionError
 from relight.model.journal import Checkpoint, Entry
-from relight.model.run import Hold, ItemResult, Message, MessageKind, Run, RunChange, Status
+from relight.model.run import Hold, ItemResult, LogLine, Message, MessageKind, Run, RunChange, Status
 
 Row = Sequence[Any]
 
@@ -69,7 +69,7 @@ def run_row(key: int, run: Run) -> tuple[Any, ...]:
     )
 
 
-def change_row(change: RunChange, root_id: str, now: float) -> tuple[Any, ...]:
+def change_row(change: RunChange, root_id: str, now: float, reopen: bool) -> tuple[Any, ...]:
     """A row of the `change_runs` query."""
     return (
         change.run_id,
@@ -83,6 +83,7 @@ def change_row(change: RunChange, root_id: str, now: float) -> tuple[Any, ...]:
         change.output_blob,
         change.error,
         now,
+        reopen,
     )
 
 
@@ -123,6 +124,16 @@ def item_from(row: Row) -> ItemResult:
     return ItemResult(run_id=row[0], key=row[1], index=row[2], digest=row[3], output=row[4], output_blob=row[5])
 
 
+def log_row(line: LogLine) -> tuple[Any, ...]:
+    """A row of the `put_log` query."""
+    return (line.run_id, line.stream, line.at, line.token, line.text)
+
+
+def log_from(row: Row) -> LogLine:
+    """A row of the `read_log` query."""
+    return LogLine(id=row[0], run_id=row[1], stream=row[2], at=row[3], token=row[4], text=row[5])
+
+
 def checksum(sequence: int, data: bytes) -> int:
     """Started with the sequence, so that two rows that changed places are told as well."""
     return crc32(data, sequence & 0xFFFFFFFF)
@@ -154,22 +165,3 @@ def checked_checkpoint(root_id: str, row: Row | None) -> Checkpoint | None:
             sequence=sequence,
         )
     return Checkpoint(sequence, state)
-
-
-# ---- the cursor of a listing: where the last page ended
-
-
-def cursor_from(run: Run) -> str:
-    """The cursor that goes on after this run."""
-    return f"{run.created_at!r}:{run.id}"
-
-
-def parse_cursor(cursor: str | None) -> tuple[float, str]:
-    """The place it stands for: everything older is still to come."""
-    if cursor is None:
-        return float("inf"), ""
-    created_at, _, run_id = cursor.partition(":")
-    try:
-        return float(created_at), run_id
-    except ValueError:
-        raise StoreError(f"cursor {cursor!r} is not one that a listing gave: pass next_cursor as it came") from None

@@ -31,7 +31,7 @@ from relight.backends.sqlite.thread import ConnectionThread
 from relight.clock import Clock
 from relight.errors import StoreError, StoreUnavailableError
 from relight.model.journal import Journal
-from relight.model.run import Hold, ItemResult, Message, Page, Run, RunChange, RunFilter
+from relight.model.run import Hold, ItemResult, LogLine, Message, News, Page, Run, RunChange, RunFilter
 from relight.ports.store import Commit, CommitResult
 
 T = TypeVar("T")
@@ -43,6 +43,8 @@ WATCH_SECONDS = 0.1
 class SqliteStore:
     """`path` names a file on a local disk; it and its `-wal` and `-shm` neighbours are made when missing."""
 
+    lanes = 1  # SQLite has one writer at a time
+
     def __init__(self, path: str | os.PathLike[str], *, clock: Clock, vfs: str | None = None) -> None:
         self.path = Path(path).absolute()  # the file is opened again later, wherever the process then is
         self._clock = clock
@@ -52,7 +54,7 @@ class SqliteStore:
         self._committer = Committer()
         self._writer: ConnectionThread | None = None
         self._reader: ConnectionThread | None = None
-        self._watcher: tuple[asyncio.AbstractEventLoop, Callable[[], None]] | None = None
+        self._watcher: tuple[asyncio.AbstractEventLoop, Callable[[News], None]] | None = None
         self._seen: tuple[apsw.Connection, int] | None = None  # the data_version the writer saw last
 
     # ---- opening and closing
@@ -134,8 +136,11 @@ class SqliteStore:
 
     # ---- hearing other processes
 
-    def watch(self, changed: Callable[[], None]) -> None:
-        """Polls on the writer's connection: there `data_version` tells of others only, never of our own commits."""
+    def watch(self, changed: Callable[[News], None]) -> None:
+        """Polls on the writer's connection: there `data_version` tells of others only, never of our own commits.
+
+        That somebody has written is all it tells, not what.
+        """
         if self._writer is None:
             raise StoreUnavailableError(f"{self.path} is not open")
         self._watcher = (asyncio.get_running_loop(), changed)
@@ -152,7 +157,7 @@ class SqliteStore:
         if self._watcher is not None:
             loop, changed = self._watcher
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
-                loop.call_soon_threadsafe(changed)
+                loop.call_soon_threadsafe(changed, News.ANYTHING)
 
     # ---- runs
 
@@ -167,9 +172,15 @@ class SqliteStore:
     async def list_runs(self, where: RunFilter) -> Page:
         return await self._read(lambda db: read.list_runs(db, where))
 
-    async def list_active_roots(self, after: str | None, limit: int) -> list[Run]:
-        page = {"after": after or "", "limit": limit}
+    async def list_active_roots(self, owner: str, after: str | None, limit: int) -> list[Run]:
+        page = {"owner": owner, "after": after or "", "limit": limit}
         return await self._read(lambda db: read.runs(db, "active_roots", page))
+
+    async def owners(self) -> list[str]:
+        return await self._read(lambda db: [row[0] for row in read.rows(db, "owners")])
+
+    async def now(self) -> float | None:
+        return None  # everybody who can open the file is on this machine
 
     async def due(self, now: float, limit: int) -> list[Run]:
         return await self._read(lambda db: read.runs(db, "due", (now, limit)))
@@ -190,11 +201,19 @@ class SqliteStore:
 
         return await self._write(job)
 
+    async def correct_owner(self, run_id: str, epoch: int, owner: str) -> bool:
+        return await self._write(lambda db: write.correct_owner(db, run_id, epoch, owner))
+
     async def hold(self, epochs: dict[str, int], status: RunChange) -> None:
         now = self._clock.now()
-        await self._write(lambda db: write.hold(db, epochs, status, now))
 
-    # ---- messages and items
+        def job(db: apsw.Connection) -> None:
+            self._committer.forget(epochs)  # they may end by it
+            write.hold(db, epochs, status, now)
+
+        await self._write(job)
+
+    # ---- messages, logs and items
 
     async def post(self, messages: Sequence[Message]) -> list[int | None]:
         return await self._write(lambda db: write.post(db, messages))
@@ -205,6 +224,12 @@ class SqliteStore:
 
     async def messages_after(self, message_id: int, limit: int) -> list[Message]:
         return await self._read(lambda db: read.messages(db, "messages_after", (message_id, limit)))
+
+    async def append_log(self, lines: Sequence[LogLine]) -> None:
+        await self._write(lambda db: write.append_log(db, lines))
+
+    async def read_log(self, run_id: str, stream: str, after: int, limit: int) -> list[LogLine]:
+        return await self._read(lambda db: read.log(db, run_id, stream, after, limit))
 
     async def item_results(self, run_id: str, key: str | None = None) -> list[ItemResult]:
         return await self._read(lambda db: read.item_results(db, run_id, key))

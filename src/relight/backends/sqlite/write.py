@@ -11,8 +11,8 @@ import msgspec
 from relight.backends.sqlite import read
 from relight.backends.sqlite.connection import transaction
 from relight.backends.sqlite.queries import SQL
-from relight.backends.sqlite.rows import checksum, json_array, message_row
-from relight.model.run import TERMINAL, Message, RunChange
+from relight.backends.sqlite.rows import checksum, json_array, log_row, message_row
+from relight.model.run import TERMINAL, LogLine, Message, RunChange
 
 
 def claim(db: apsw.Connection, epochs: dict[str, int], owner: str, now: float) -> dict[str, int]:
@@ -23,12 +23,18 @@ def claim(db: apsw.Connection, epochs: dict[str, int], owner: str, now: float) -
     return {root_id: epochs[root_id] + 1 for root_id in keys}
 
 
+def correct_owner(db: apsw.Connection, run_id: str, epoch: int, owner: str) -> bool:
+    """Whether the row was there to be corrected."""
+    with transaction(db):
+        return bool(read.rows(db, "correct_owner", {"id": run_id, "epoch": epoch, "owner": owner}))
+
+
 def hold(db: apsw.Connection, epochs: dict[str, int], status: RunChange, now: float) -> None:
     """Change the roots' rows, not their journals."""
     with transaction(db):
         keys = json_array(_unfinished(db, epochs).values())
         db.execute(SQL["hold"], msgspec.structs.asdict(status) | {"keys": keys, "now": now})
-        if status.status in TERMINAL:
+        if status.status in TERMINAL and status.hold is None:
             db.execute(SQL["drop_inboxes"], (keys,))
 
 
@@ -49,6 +55,12 @@ def _post(db: apsw.Connection, message: Message) -> int | None:
     if message_id is None and message.dedup is not None:
         message_id = read.value(db, "told_before", (message.run_id, message.dedup))
     return message_id
+
+
+def append_log(db: apsw.Connection, lines: Sequence[LogLine]) -> None:
+    """In their order, so that their ids follow it."""
+    with transaction(db):
+        db.executemany(SQL["put_log"], map(log_row, lines))
 
 
 def put_blob(db: apsw.Connection, data: bytes) -> str:

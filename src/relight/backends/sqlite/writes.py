@@ -11,8 +11,8 @@ import msgspec
 
 from relight.backends.sqlite import read
 from relight.backends.sqlite.queries import SQL, many, most
-from relight.backends.sqlite.rows import change_row, checksum, item_row, json_array, message_row, run_row
-from relight.model.run import TERMINAL, ItemResult, Message, Run, RunChange
+from relight.backends.sqlite.rows import change_row, checksum, item_row, json_array, log_row, message_row, run_row
+from relight.model.run import ItemResult, LogLine, Message, Run, RunChange
 
 
 class Writes:
@@ -32,9 +32,10 @@ class Writes:
         self._checkpoints: list[Any] = []
         self._blobs: list[Any] = []
         self._items: list[Any] = []
+        self._log: list[Any] = []
         self._messages: list[Any] = []
         self._cancels: list[dict[str, Any]] = []
-        self._changes: dict[str, tuple[RunChange, str]] = {}
+        self._changes: dict[str, tuple[RunChange, str, bool]] = {}  # with the root, and `reopen`
         self._consumed: list[tuple[int, int]] = []  # message id, root's key
         self._ended: list[int] = []
 
@@ -66,6 +67,15 @@ class Writes:
         for item in items:
             self._items += item_row(item)
 
+    def cut_items(self, cuts: Sequence[tuple[str, str, int]]) -> None:
+        """At once, behind the items of earlier commits and before those of this one. Rare: a foreach was cut short."""
+        self._insert("put_items", 6, self._items)
+        self._execute(SQL["cut_items"], (json_array(cuts),))
+
+    def log(self, lines: Sequence[LogLine]) -> None:
+        for line in lines:
+            self._log += log_row(line)
+
     def messages(self, messages: Sequence[Message]) -> None:
         for message in messages:
             self._messages += message_row(message)
@@ -73,11 +83,12 @@ class Writes:
     def cancel_spawned(self, root_id: str, reason: str) -> None:
         self._cancels.append({"root_id": root_id, "payload": msgspec.json.encode(reason), "at": self._now})
 
-    def change(self, change: RunChange, root_id: str) -> None:
-        """The last change of a row counts; but no root leaves a terminal status, also within a batch."""
+    def change(self, change: RunChange, root_id: str, *, reopen: bool = False) -> None:
+        """The last change of a row counts. `reopen`: the row may be a root's that recovery gave up on."""
         earlier = self._changes.get(change.run_id)
-        if earlier is None or change.run_id != root_id or earlier[0].status not in TERMINAL:
-            self._changes[change.run_id] = (change, root_id)
+        if earlier is not None:
+            reopen = reopen or earlier[2]  # the row in the file is still the one that was to be reopened
+        self._changes[change.run_id] = (change, root_id, reopen)
 
     def end(self, key: int) -> None:
         """The root of this key has ended: its inbox goes."""
@@ -88,27 +99,21 @@ class Writes:
 
     def flush(self) -> None:
         """Write all of it. Statements for kinds of rows that are not there are not run."""
-        if self._runs:
-            self._insert("insert_runs", 19, self._runs)
-        if self._entries:
-            self._insert("append_entries", 4, self._entries)
-        if self._checkpoints:
-            self._insert("put_checkpoints", 4, self._checkpoints)
-        if self._blobs:
-            self._insert("put_blobs", 2, self._blobs)
-        if self._items:
-            self._insert("put_items", 6, self._items)
-        if self._messages:
-            self._insert("put_messages", 7, self._messages)
+        self._insert("insert_runs", 19, self._runs)
+        self._insert("append_entries", 4, self._entries)
+        self._insert("put_checkpoints", 4, self._checkpoints)
+        self._insert("put_blobs", 2, self._blobs)
+        self._insert("put_items", 6, self._items)
+        self._insert("put_log", 5, self._log)
+        self._insert("put_messages", 7, self._messages)
         for cancel in self._cancels:
             self._execute(SQL["cancel_spawned"], cancel)
         self._cancels.clear()
-        if self._changes:
-            rows: list[Any] = []
-            for change, root_id in self._changes.values():
-                rows += change_row(change, root_id, self._now)
-            self._insert("change_runs", 11, rows)
-            self._changes.clear()
+        rows: list[Any] = []
+        for change, root_id, reopen in self._changes.values():
+            rows += change_row(change, root_id, self._now, reopen)
+        self._insert("change_runs", 12, rows)
+        self._changes.clear()
         if self._consumed:
             self._execute(SQL["consume_messages"], (json_array(self._consumed),))
             self._consumed.clear()

@@ -17,14 +17,36 @@ Give three fixtures and collect the suites; pytest, pytest-asyncio and hypothesi
     class TestJournals(conformance.JournalSuite): ...
     class TestRuns(conformance.RunSuite): ...
     class TestInboxes(conformance.InboxSuite): ...
+    class TestContents(conformance.ContentSuite): ...
+    class TestOwnership(conformance.OwnershipSuite): ...
+    class TestReopening(conformance.ReopenSuite): ...
+
+A lease manager has a suite of its own, with fixtures of its own (see `conformance.leases`):
+
+    class TestLeases(conformance.LeaseSuite): ...
 
 `events` are the hypothesis strategies behind the property test: random journals of every kind of event.
 """
 
 from relight.testing.conformance.build import FixedClock, Suite
 from relight.testing.conformance.commits import CommitSuite
+from relight.testing.conformance.contents import ContentSuite
 from relight.testing.conformance.inboxes import InboxSuite
 from relight.testing.conformance.journals import JournalSuite
+from relight.testing.conformance.leases import LeaseSuite
+from relight.testing.conformance.ownership import OwnershipSuite
+from relight.testing.conformance.reopening import ReopenSuite
 from relight.testing.conformance.runs import RunSuite
 
-__all__ = ["CommitSuite", "FixedClock", "InboxSuite", "JournalSuite", "RunSuite", "Suite"]
+__all__ = [
+    "CommitSuite",
+    "ContentSuite",
+    "FixedClock",
+    "InboxSuite",
+    "JournalSuite",
+    "LeaseSuite",
+    "OwnershipSuite",
+    "ReopenSuite",
+    "RunSuite",
+    "Suite",
+]

@@ -1,12 +1,20 @@
-"""The single fenced write: fencing, atomicity, retries after a lost answer, everything one commit may hold."""
+"""The single fenced write: fencing, atomicity, retries after a lost answer, the rows that one commit may change."""
 
 from __future__ import annotations
 
-from hashlib import sha256
-
 import pytest
 
-from relight.model.run import TERMINAL, UNFINISHED, ItemResult, Message, MessageKind, Run, RunChange, Status
+from relight.model.run import (
+    SERVER_LOG,
+    TERMINAL,
+    UNFINISHED,
+    ItemResult,
+    LogLine,
+    Message,
+    MessageKind,
+    RunChange,
+    Status,
+)
 from relight.ports.store import Commit, Committed, Exists, Fenced, Store
 from relight.testing.conformance.build import (
     START,
@@ -119,7 +127,8 @@ class CommitSuite(Suite):
     @pytest.mark.parametrize("epoch", [0, 2])
     async def test_another_epoch_is_fenced(self, store: Store, epoch: int) -> None:
         run = new_run()
-        await created(store, run)
+        kept = ItemResult(run_id="run", key="kept", index=0, digest="d")
+        await commit_one(store, creation(run, items=[kept]))
         refused = Commit(
             root_id="run",
             epoch=epoch,
@@ -129,12 +138,15 @@ class CommitSuite(Suite):
             changes=[changing(run, Status.FAILED)],
             blobs={"digest": b"data"},
             items=[ItemResult(run_id="run", key="each", index=0, digest="d")],
+            cut_items=[("run", "kept", 0)],
+            log=[LogLine(run_id="run", at=START, text="late")],
         )
         assert await commit_one(store, refused) == Fenced(1, "me")
         assert await store.get_run("run") == run
         assert await store.get_run("run/sub") is None
         assert await store.get_blob("digest") is None
-        assert await store.item_results("run") == []
+        assert await store.item_results("run") == [kept]
+        assert await store.read_log("run", SERVER_LOG, 0, 10) == []
         assert await entries_of(store, "run") == [b"created"]
 
     async def test_an_unknown_run_is_fenced(self, store: Store) -> None:
@@ -203,7 +215,7 @@ class CommitSuite(Suite):
         ]
         assert await store.commit(endings) == [Committed(2 + n % 4) for n in range(1500)]
         assert {run.status for run in await store.get_runs([run.id for run in runs])} == {Status.COMPLETED}
-        assert await store.list_active_roots(None, 10) == []
+        assert await store.list_active_roots("me", None, 10) == []
 
     async def test_an_empty_batch(self, store: Store) -> None:
         assert await store.commit([]) == []
@@ -358,30 +370,3 @@ class CommitSuite(Suite):
         for status in UNFINISHED:
             await commit_one(store, appending(run, 1, changes=[changing(run, status, owner="me")]))
             assert (await run_of(store, "run")).status is status
-
-    # ---- blobs and items
-
-    async def test_blobs_are_kept_once_by_their_content(self, store: Store) -> None:
-        data = b"\x00\xff" * 50_000
-        digest = sha256(data).hexdigest()
-        await commit_one(store, creation(new_run(), blobs={digest: data}))
-        assert await store.put_blob(data) == digest
-        assert await store.put_blob(data) == digest
-        assert await store.get_blob(digest) == data
-        assert await store.get_blob(sha256(b"").hexdigest()) is None
-        assert await store.get_blob(await store.put_blob(b"")) == b""
-
-    async def test_item_results_come_by_foreach_and_index(self, store: Store) -> None:
-        def item(key: str, index: int, output: bytes = b"null", run_id: str = "run") -> ItemResult:
-            return ItemResult(run_id=run_id, key=key, index=index, digest=f"d{index}", output=output)
-
-        run = new_run()
-        child: Run = child_of(run, "sub")
-        items = [item("b", 0), item("a", 10), item("a", 9), item("a", 2), item("a", 0, run_id=child.id)]
-        await commit_one(store, creation(run, runs=[child], items=items))
-        assert await store.item_results("run") == [item("a", 2), item("a", 9), item("a", 10), item("b", 0)]
-        assert await store.item_results("run", "b") == [item("b", 0)]
-        assert await store.item_results(child.id) == [item("a", 0, run_id=child.id)]
-        assert await store.item_results("run", "c") == []
-        await commit_one(store, appending(run, 1, b"2", items=[item("a", 9, b"2")]))
-        assert await store.item_results("run", "a") == [item("a", 2), item("a", 9, b"2"), item("a", 10)]

@@ -1,4 +1,4 @@
-"""Metadata: listings and their cursors, claims, timers, held runs, the roots to recover."""
+"""Metadata: listings and their cursors, claims, timers, held runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from relight.errors import StoreError
 from relight.model.run import Hold, Message, MessageKind, Page, Run, RunFilter, Status
-from relight.ports.store import Committed, Store
+from relight.ports.store import Committed, Fenced, Store
 from relight.testing.conformance.build import (
     START,
     FixedClock,
@@ -198,6 +198,13 @@ class RunSuite(Suite):
         await store.hold({"run": 1}, changing(run, Status.FAILED, reason="too old"))
         assert await store.messages_after(0, 10) == []
 
+    async def test_a_run_that_is_held_into_its_end_takes_no_more_commits(self, store: Store) -> None:
+        run = new_run()
+        await created(store, run)
+        await store.hold({"run": 1}, changing(run, Status.FAILED, reason="too old"))
+        assert await commit_one(store, appending(run, 1, b"late")) == Fenced(1, None)
+        assert await store.latest_sequence("run") == 1
+
     async def test_held_runs_are_found_by_hold_and_flow(self, store: Store) -> None:
         def paused(run_id: str, hold: Hold, flow: str) -> Run:
             return new_run(run_id, status=Status.PAUSED, hold=hold, flow=flow, owner=None)
@@ -254,33 +261,3 @@ class RunSuite(Suite):
         (due,) = await store.due(START + 60, 10)
         assert await store.claim({"run": due.epoch}, "me") == {"run": 2}
         assert await store.due(START + 60, 10) == []
-
-    # ---- what there is to recover
-
-    async def test_active_roots_are_the_unfinished_ones_with_an_owner(self, store: Store) -> None:
-        root = new_run("running", created_at=START + 3)
-        await store.commit(
-            [
-                creation(root, runs=[child_of(root, "sub", owner="me")]),
-                creation(new_run("waiting", created_at=START + 2, status=Status.WAITING)),
-                creation(new_run("pending", created_at=START + 1, status=Status.PENDING)),
-                creation(new_run("parked", status=Status.WAITING, owner=None)),
-                creation(new_run("spawned", status=Status.PENDING, owner=None)),
-                creation(new_run("paused", status=Status.PAUSED)),
-                creation(new_run("done")),
-            ]
-        )
-        await ended(store, new_run("done"))
-        assert ids(await store.list_active_roots(None, 10)) == ["pending", "waiting", "running"]
-
-    async def test_active_roots_in_pages(self, store: Store) -> None:
-        runs = [new_run(f"run-{n:02}", created_at=START + n // 4) for n in range(25)]
-        await created(store, *runs)
-        found: list[str] = []
-        after: str | None = None
-        while page := await store.list_active_roots(after, 10):
-            found += ids(page)
-            after = page[-1].id
-            # A run that ends while the pages are read neither hides nor repeats another.
-            await ended(store, page[-1])
-        assert found == [run.id for run in runs]

@@ -1,0 +1,258 @@
+"""Everything a MemoryStore keeps, and the fenced write across it.
+
+Each method is one step for the event loop of the store's engines. The keeper of their leases calls from a thread of its
+own, though: `lock` is held by whatever writes to runs or sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+
+import msgspec
+
+from relight.backends.memory.rows import Tree
+from relight.clock import Clock
+from relight.model.lease import Process
+from relight.model.run import (
+    TERMINAL,
+    Hold,
+    ItemResult,
+    LogLine,
+    Message,
+    MessageKind,
+    News,
+    Run,
+    RunChange,
+    Status,
+)
+from relight.ports.store import Commit, CommitResult, Committed, Exists, Fenced
+
+
+class StoredSession(msgspec.Struct):
+    """An orchestrator's session, by the clock of the lease manager that wrote it."""
+
+    process: Process
+    started_at: float
+    heartbeat_at: float
+    expires_at: float
+
+
+class SessionWatcher:
+    """Somebody who wants to know whose session has ended. All but `loop` belongs to that loop's thread."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.ended: list[str] = []
+        self.news = asyncio.Event()
+
+    def hear(self, ended: str | None = None) -> None:
+        if ended is not None:
+            self.ended.append(ended)
+        self.news.set()
+
+
+class Data:
+    """The tables, as dicts."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.lock = threading.RLock()
+        self.runs: dict[str, Run] = {}
+        self.trees: dict[str, Tree] = {}
+        self.unfinished: dict[str, Run] = {}  # roots only, so that finished runs cost recovery and timers nothing
+        self.resumable: dict[str, Run] = {}  # roots that ended with a hold: they keep their inbox
+        self.blobs: dict[str, bytes] = {}
+        self.items: dict[tuple[str, str, int], ItemResult] = {}
+        self.logs: dict[tuple[str, str], list[LogLine]] = {}  # by run and stream, oldest first
+        self.sessions: dict[str, StoredSession] = {}  # by owner
+        self.session_watchers: list[SessionWatcher] = []
+        self._last_line = 0
+        self._last_message = 0
+        self._watchers: list[tuple[asyncio.AbstractEventLoop, Callable[[News], None]]] = []
+
+    # ---- hearing of each other
+
+    def watch(self, changed: Callable[[News], None]) -> None:
+        self._watchers.append((asyncio.get_running_loop(), changed))
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Nobody else writes meanwhile, and whoever watches hears of it afterwards. A lone watcher has nobody to hear of."""
+        with self.lock:
+            yield
+        if len(self._watchers) > 1:
+            self.wake_stores()
+
+    def wake_stores(self) -> None:
+        """From any thread; nobody is called back while the caller still writes."""
+        for loop, changed in self._watchers:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+                loop.call_soon_threadsafe(changed, News.ANYTHING)
+
+    def tell_watchers(self, ended: str | None = None) -> None:
+        """A session has begun, or this owner's has ended; from any thread."""
+        for watcher in list(self.session_watchers):
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+                watcher.loop.call_soon_threadsafe(watcher.hear, ended)
+
+    # ---- the single fenced write
+
+    def commit(self, commit: Commit, created: set[str]) -> CommitResult:
+        """`created` are the ids that this batch has taken."""
+        run = self.runs.get(commit.root_id)
+        if commit.create is not None:
+            if run is None:
+                created.add(commit.root_id)
+                return self._create(commit, commit.create)
+            # Two callers of one batch want the same id; only in a later batch can it be a repetition.
+            again = None if commit.root_id in created else self._repeated_creation(commit, run)
+            return again or Exists(copy(run))
+        if run is None or not run.is_root:
+            return Fenced(None, None)
+        tree = self.trees[run.id]
+        if run.epoch != commit.epoch:
+            return Fenced(run.epoch, run.owner)
+        if tree.last != commit.after:
+            if tree.holds(commit.after, commit.entries):
+                return Committed(commit.after + len(commit.entries))
+            return Fenced(run.epoch, run.owner)
+        if run.status in TERMINAL and not (commit.reopen and _gave_up(run)):
+            return Fenced(run.epoch, run.owner)
+        tree.append(commit.entries)
+        self._apply(commit, tree)
+        return Committed(tree.last)
+
+    def _create(self, commit: Commit, run: Run) -> Committed:
+        tree = self._insert(run)
+        tree.append(commit.entries)
+        if commit.state is not None:
+            tree.compact(tree.last, commit.state)
+        self._apply(commit, tree)
+        return Committed(tree.last)
+
+    def _insert(self, run: Run) -> Tree:
+        tree = Tree(run.id)
+        run = self.runs[run.id] = copy(run)
+        if run.is_root:
+            self.trees[run.id] = tree
+            if run.status not in TERMINAL:
+                self.unfinished[run.id] = run
+        return tree
+
+    def _apply(self, commit: Commit, tree: Tree) -> None:
+        """Everything but the entries. Messages go before the changes that may end this run, as in every backend."""
+        self._new_runs(commit)
+        self.blobs.update(commit.blobs)
+        for run_id, key, index in commit.cut_items:
+            self._cut_items(run_id, key, index)
+        for item in commit.items:
+            self.items[item.run_id, item.key, item.index] = copy(item)
+        for line in commit.log:
+            self.log(line)
+        for message in commit.messages:
+            self.tell(message)
+        if commit.cancel_spawned is not None:
+            self._cancel_spawned(commit.root_id, commit.cancel_spawned)
+        if commit.consumed:
+            taken = set(commit.consumed)
+            tree.inbox = [message for message in tree.inbox if message.id not in taken]
+        for change in commit.changes:
+            row = self.runs.get(change.run_id)
+            if row is not None and row.root_id == commit.root_id:
+                self.change(row, change, reopen=commit.reopen)
+
+    def _new_runs(self, commit: Commit) -> None:
+        first = dict(commit.spawned)
+        for run in commit.runs:
+            if run.id not in self.runs:
+                spawned = self._insert(run)
+                if run.id in first:
+                    spawned.append([first[run.id]])
+
+    def _cut_items(self, run_id: str, key: str, index: int) -> None:
+        for place in [place for place in self.items if place[:2] == (run_id, key) and place[2] >= index]:
+            del self.items[place]
+
+    def change(self, run: Run, change: RunChange, *, reopen: bool = False) -> None:
+        """New values for a row; a root that has ended keeps its own, unless recovery gave up on it and it is reopened."""
+        if run.is_root and run.status in TERMINAL and not (reopen and _gave_up(run)):
+            return
+        for field in RunChange.__struct_fields__[1:]:
+            setattr(run, field, getattr(change, field))
+        run.updated_at = self.clock.now()
+        if run.is_root:
+            self._sort_in(run)
+
+    def _sort_in(self, run: Run) -> None:
+        self.unfinished.pop(run.id, None)
+        self.resumable.pop(run.id, None)
+        if run.status not in TERMINAL:
+            self.unfinished[run.id] = run
+        elif run.hold is not None:
+            self.resumable[run.id] = run
+        else:
+            self.trees[run.id].inbox.clear()
+            self.trees[run.id].told.clear()
+
+    def _repeated_creation(self, commit: Commit, run: Run) -> Committed | None:
+        """The same creation, entry by entry and to the instant, of a run that nobody has driven since."""
+        if run != commit.create or not run.is_root:
+            return None
+        tree = self.trees[run.id]
+        if tree.last != commit.after + len(commit.entries):
+            return None
+        if commit.state is None:
+            same = tree.holds(commit.after, commit.entries)
+        else:
+            same = tree.state is not None and tree.state.data == commit.state
+        return Committed(tree.last) if same else None
+
+    # ---- other writes
+
+    def still(self, epochs: Mapping[str, int]) -> Iterator[Run]:
+        """Those unfinished roots that stand at these epochs."""
+        for root_id, epoch in epochs.items():
+            run = self.unfinished.get(root_id)
+            if run is not None and run.epoch == epoch:
+                yield run
+
+    def log(self, line: LogLine) -> None:
+        if line.run_id in self.runs:
+            self._last_line += 1
+            lines = self.logs.setdefault((line.run_id, line.stream), [])
+            lines.append(msgspec.structs.replace(line, id=self._last_line))
+
+    def tell(self, message: Message) -> int | None:
+        """The message's id, or None when nobody is there to read it."""
+        if message.run_id not in self.unfinished:
+            return None
+        tree = self.trees[message.run_id]
+        if message.dedup is not None and message.dedup in tree.told:
+            return tree.told[message.dedup]
+        self._last_message += 1
+        tree.inbox.append(msgspec.structs.replace(message, id=self._last_message))
+        if message.dedup is not None:
+            tree.told[message.dedup] = self._last_message
+        return self._last_message
+
+    def _cancel_spawned(self, root_id: str, reason: str) -> None:
+        for run in list(self.unfinished.values()):
+            parent = run.parent_id
+            if parent is not None and (parent == root_id or parent.startswith(root_id + "/")):
+                self.tell(
+                    Message(
+                        run_id=run.id,
+                        kind=MessageKind.CANCEL,
+                        payload=msgspec.json.encode(reason),
+                        dedup="cancel",
+                        at=self.clock.now(),
+                    )
+                )
+
+
+def _gave_up(run: Run) -> bool:
+    return run.status is Status.CANCELLED and run.hold is Hold.RECOVERY

@@ -1,0 +1,183 @@
+"""MemoryLeases: sessions and leases in the MemoryStore itself, for several engines that share one.
+
+The owner of an unfinished root together with a fresh session of that owner is its lease. Times are the given clock's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from relight.backends.memory.data import SessionWatcher, StoredSession
+from relight.backends.memory.store import MemoryStore
+from relight.clock import Clock
+from relight.errors import LeasesUnavailableError
+from relight.model.lease import Acquired, Lease, NotOwner, Orphaned, OwnedBy, Process, Released, Session
+from relight.model.run import Run, Status
+
+
+class MemoryLeases:
+    """`store` is shared by those who compete; each has a manager of its own."""
+
+    in_store = True
+
+    def __init__(self, store: MemoryStore, clock: Clock) -> None:
+        self._data = store.data
+        self._clock = clock
+        self._owner = ""
+        self._process = Process()
+        self._ttl_seconds = 0.0
+        self._closed = True
+        self._watchers: list[SessionWatcher] = []  # our own, to end them
+
+    async def open(self, owner: str, process: Process, ttl_seconds: float) -> None:
+        self._owner, self._process, self._ttl_seconds = owner, process, ttl_seconds
+        self._closed = False
+
+    async def close(self) -> None:
+        self._closed = True
+        for watcher in self._watchers:
+            watcher.hear()
+
+    # ---- the session
+
+    async def heartbeat(self) -> None:
+        self._check()
+        with self._data.lock:
+            now = self._clock.now()
+            session = self._fresh(self._owner)
+            begun = session is None
+            if session is None:
+                session = StoredSession(self._process, now, now, now)
+                self._data.sessions[self._owner] = session
+            session.heartbeat_at, session.expires_at = now, now + self._ttl_seconds
+        if begun:
+            self._data.tell_watchers()  # they have one more session to wait for
+
+    async def end_session(self, owner: str) -> None:
+        self._check()
+        with self._data.lock:
+            self._data.sessions.pop(owner, None)
+        self._data.tell_watchers(owner)
+
+    async def list_orchestrators(self) -> list[Session]:
+        self._check()
+        return self._sessions()
+
+    def _sessions(self) -> list[Session]:
+        with self._data.lock:
+            now = self._clock.now()
+            return [
+                Session(
+                    owner=owner,
+                    process=session.process,
+                    started_at=session.started_at,
+                    heartbeat_at=session.heartbeat_at,
+                    expires_at=session.expires_at,
+                    fresh=session.expires_at > now,
+                )
+                for owner, session in sorted(self._data.sessions.items())
+            ]
+
+    def _fresh(self, owner: str | None) -> StoredSession | None:
+        session = None if owner is None else self._data.sessions.get(owner)
+        return session if session is not None and session.expires_at > self._clock.now() else None
+
+    # ---- runs
+
+    async def acquire_lease(self, run_ids: Sequence[str]) -> dict[str, Acquired | OwnedBy]:
+        self._check()
+        answers: dict[str, Acquired | OwnedBy] = {}
+        with self._data.lock:
+            for run_id in run_ids:
+                run = self._data.unfinished.get(run_id)
+                if run is None:
+                    continue
+                session = self._fresh(run.owner)
+                if run.owner is not None and run.owner != self._owner and session is not None:
+                    answers[run_id] = OwnedBy(run.owner, session.expires_at)
+                else:
+                    run.owner = self._owner
+                    answers[run_id] = Acquired()
+        return answers
+
+    async def release_lease(self, run_id: str) -> Released | NotOwner:
+        self._check()
+        with self._data.writing():
+            run = self._data.unfinished.get(run_id)
+            if run is None or run.owner != self._owner:
+                owner = None if run is None or self._fresh(run.owner) is None else run.owner
+                return NotOwner(owner)
+            _release(run)
+            return Released()
+
+    async def release_all(self) -> None:
+        self._check()
+        with self._data.writing():
+            self._data.sessions.pop(self._owner, None)
+            for run in self._data.unfinished.values():
+                if run.owner == self._owner:
+                    _release(run)
+        self._data.tell_watchers(self._owner)
+
+    async def get_lease(self, run_id: str) -> Lease | None:
+        self._check()
+        with self._data.lock:
+            run = self._data.unfinished.get(run_id)
+            session = None if run is None else self._fresh(run.owner)
+            if run is None or run.owner is None or session is None:
+                return None
+            return Lease(run_id, run.owner, session.expires_at)
+
+    # ---- hearing of others' ends
+
+    async def watch_orphans(self) -> AsyncIterator[Orphaned]:
+        self._check()
+        watcher = SessionWatcher()
+        self._watchers.append(watcher)
+        self._data.session_watchers.append(watcher)
+        try:
+            before = self._sessions()
+            while True:
+                await self._news(watcher, before)
+                if self._closed:
+                    return
+                ended, watcher.ended = watcher.ended, []
+                after = self._sessions()
+                # Those that lapsed, also of a session that began only after the last look.
+                lapsed = (_begun(before, fresh=True) - _begun(after, fresh=True)) | (
+                    _begun(after, fresh=False) - _begun(before, fresh=False)
+                )
+                before = after
+                for owner in sorted({owner for owner, _ in lapsed}.union(ended) - {self._owner}):
+                    yield Orphaned(owner)
+        finally:
+            self._watchers.remove(watcher)
+            self._data.session_watchers.remove(watcher)
+
+    async def _news(self, watcher: SessionWatcher, sessions: list[Session]) -> None:
+        """Until somebody else's session begins, ends or may have lapsed."""
+        ends = [session.expires_at for session in sessions if session.fresh and session.owner != self._owner]
+        timer = self._clock.call_later(min(ends) - self._clock.now(), watcher.hear) if ends else None
+        try:
+            await watcher.news.wait()
+            watcher.news.clear()
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise LeasesUnavailableError("the leases are not open")
+
+
+def _begun(sessions: list[Session], *, fresh: bool) -> set[tuple[str, float]]:
+    """Who, and since when: one that began again is another session."""
+    return {(session.owner, session.started_at) for session in sessions if session.fresh is fresh}
+
+
+def _release(run: Run) -> None:
+    """Nobody's, and due: at its time if it waits for one, else at once (a time that has passed by any clock)."""
+    run.owner = None
+    if run.status is not Status.PAUSED:
+        run.status = Status.PENDING
+        run.wake_at = run.updated_at if run.wake_at is None else run.wake_at

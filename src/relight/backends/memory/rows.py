@@ -1,0 +1,77 @@
+"""What belongs to one root: its journal and its inbox."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from zlib import crc32
+
+import msgspec
+
+from relight.errors import CorruptionError
+from relight.model.journal import Checkpoint, Entry, Journal
+from relight.model.run import Message
+
+
+class StoredRow(msgspec.Struct):
+    """Bytes and the checksum they were stored with."""
+
+    data: bytes
+    crc: int
+
+    @classmethod
+    def of(cls, data: bytes) -> StoredRow:
+        return cls(data, crc32(data))
+
+    def checked(self, what: str, root_id: str, sequence: int) -> bytes:
+        if crc32(self.data) != self.crc:
+            raise CorruptionError(
+                f"{what} {sequence} of run {root_id!r} does not match its checksum",
+                root_id=root_id,
+                sequence=sequence,
+            )
+        return self.data
+
+
+class Tree(msgspec.Struct):
+    """The entries after the checkpoint, and the messages that were not consumed yet, oldest first."""
+
+    root_id: str
+    base: int = 0  # sequence of the checkpoint
+    state: StoredRow | None = None
+    entries: list[StoredRow] = []
+    inbox: list[Message] = []
+    told: dict[str, int] = {}  # dedup → message id, of consumed ones too, until the run ends
+
+    @property
+    def last(self) -> int:
+        return self.base + len(self.entries)
+
+    def append(self, events: Sequence[bytes]) -> None:
+        self.entries += [StoredRow.of(event) for event in events]
+
+    def holds(self, after: int, events: Sequence[bytes]) -> bool:
+        """Whether exactly these events stand there, after that sequence."""
+        start = after - self.base
+        end = start + len(events)
+        if start < 0 or end > len(self.entries):
+            return False
+        return [row.data for row in self.entries[start:end]] == list(events)
+
+    def compact(self, sequence: int, state: bytes) -> None:
+        """Let `state` stand for the entries up to `sequence`."""
+        del self.entries[: sequence - self.base]
+        self.base, self.state = sequence, StoredRow.of(state)
+
+    def journal(self) -> Journal:
+        checkpoint = None
+        if self.state is not None:
+            checkpoint = Checkpoint(self.base, self.state.checked("checkpoint", self.root_id, self.base))
+        return Journal(self.root_id, checkpoint, self.read(self.base, len(self.entries)))
+
+    def read(self, sequence: int, limit: int) -> list[Entry]:
+        """Up to `limit` entries with a greater sequence."""
+        start = max(sequence - self.base, 0)
+        return [
+            Entry(number, row.checked("entry", self.root_id, number))
+            for number, row in enumerate(self.entries[start : start + limit], start=self.base + start + 1)
+        ]

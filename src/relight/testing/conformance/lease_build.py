@@ -1,0 +1,141 @@
+"""What the suites about leases are written with: see `leases` for the fixtures that a backend gives."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Protocol
+
+import pytest
+
+from relight.model.lease import Acquired, Process, Session
+from relight.ports.leases import LeaseManager
+from relight.testing.conformance.build import Suite
+
+DEADLINE_SECONDS = 30.0  # for whatever is waited for: only ever used up by a failure
+LONG_SECONDS = 60.0  # the ttl of those who shall not lapse, however busy the machine is
+ROUNDING_SECONDS = 1.5  # some servers count in whole seconds
+SOME_PROCESS = Process()
+
+MakeRuns = Callable[[int], Awaitable[list[str]]]
+Lapse = Callable[[LeaseManager], Awaitable[None]]
+Elapse = Callable[[float], Awaitable[None]]
+Skewed = Callable[[str, float], Awaitable[LeaseManager]]
+
+
+class OpenLeases(Protocol):
+    """The fixture `leases`."""
+
+    def __call__(
+        self, owner: str, ttl_seconds: float = LONG_SECONDS, process: Process = SOME_PROCESS
+    ) -> Awaitable[LeaseManager]: ...
+
+
+async def pause(seconds: float) -> None:
+    """Let other tasks and the backing go on meanwhile."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await asyncio.Event().wait()
+
+
+class Watch:
+    """What a manager's `watch_orphans` has yielded so far, gathered by a task."""
+
+    def __init__(self, manager: LeaseManager) -> None:
+        self.owners: list[str] = []
+        self._task = asyncio.create_task(self._gather(manager))
+
+    async def _gather(self, manager: LeaseManager) -> None:
+        async for orphaned in manager.watch_orphans():
+            self.owners.append(orphaned.owner)
+
+    async def hears(self, owner: str, seconds: float = DEADLINE_SECONDS) -> bool:
+        """Whether it is told of this owner in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while owner not in self.owners:
+                    if self._task.done():
+                        await self._task  # raises what it met
+                        pytest.fail("watch_orphans came to its end")
+                    await pause(0.005)
+        return owner in self.owners
+
+    async def ends(self) -> None:
+        """Once the manager is closed."""
+        await self._task
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+
+async def end_until_heard(watch: Watch, manager: LeaseManager, owner: str, end: Callable[[], Awaitable[None]]) -> None:
+    """Let this manager's session begin and end until the watch tells of it.
+
+    Who looks from time to time may miss a session that began and ended between two looks: so it lives longer each time.
+    """
+    life_seconds = 0.05
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while True:
+            await manager.heartbeat()
+            await pause(life_seconds)
+            await end()
+            if await watch.hears(owner, seconds=1.5):
+                return
+            life_seconds *= 2
+
+
+class StartWatch(Protocol):
+    """The fixture `watch`."""
+
+    def __call__(self, manager: LeaseManager) -> Awaitable[Watch]: ...
+
+
+async def session_of(manager: LeaseManager, owner: str) -> Session | None:
+    """A session that is fresh, as this manager sees it."""
+    for session in await manager.list_orchestrators():
+        if session.owner == owner and session.fresh:
+            return session
+    return None
+
+
+async def owner_of(manager: LeaseManager, run_id: str) -> str | None:
+    """Who holds a run, as this manager sees it."""
+    lease = await manager.get_lease(run_id)
+    return None if lease is None else lease.owner
+
+
+async def take(manager: LeaseManager, run_ids: list[str]) -> None:
+    """Acquire runs that must be free."""
+    assert await manager.acquire_lease(run_ids) == dict.fromkeys(run_ids, Acquired())
+
+
+class LeaseBase(Suite):
+    """The fixtures that have a default, and `watch`."""
+
+    @pytest.fixture
+    def elapse(self) -> Elapse:
+        return pause
+
+    @pytest.fixture
+    def skewed(self) -> Skewed:
+        pytest.skip("whoever shares this backing shares a clock")
+
+    @pytest.fixture
+    async def watch(self, leases: OpenLeases) -> AsyncIterator[StartWatch]:
+        """Watches from a moment on: sessions come and go until the first of them is heard of."""
+        watches: list[Watch] = []
+
+        async def start(manager: LeaseManager) -> Watch:
+            watch = Watch(manager)
+            watches.append(watch)
+            name = f"probe-{len(watches)}#1"
+            probe = await leases(name)
+            await end_until_heard(watch, probe, name, lambda: probe.end_session(name))
+            watch.owners.clear()
+            return watch
+
+        yield start
+        for watch in watches:
+            await watch.close()
