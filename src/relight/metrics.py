@@ -21,21 +21,23 @@ class Metrics:
         from prometheus_client import CollectorRegistry, Counter, Histogram  # noqa: PLC0415 - see above
 
         self.registry: CollectorRegistry = CollectorRegistry()
-        own = {"registry": self.registry}
-        self.claims = Counter("relight_recovery_claims", "orphans claimed by this process", **own)
-        self.decisions = Counter("relight_recovery_decisions", "what was done with orphans", ["action"], **own)
+        own = self.registry
+        self.claims = Counter("relight_recovery_claims", "orphans claimed by this process", registry=own)
+        self.decisions = Counter("relight_recovery_decisions", "what was done with orphans", ["action"], registry=own)
         self.detection = Histogram(
             "relight_recovery_detection_seconds", "from the lapse of a lease to the claim", buckets=SECONDS, **own
         )
         self.resume = Histogram(
             "relight_recovery_resume_seconds", "from the claim to going on, for one pass", buckets=SECONDS, **own
         )
-        self.steps_repeated = Counter("relight_steps_repeated", "steps executed again after a crash", **own)
-        self.fenced = Counter("relight_fenced_writes", "commits refused since another owner has the run", **own)
+        self.steps_repeated = Counter("relight_steps_repeated", "steps executed again after a crash", registry=own)
+        self.fenced = Counter("relight_fenced_writes", "commits refused since another owner has the run", registry=own)
         self.false_deaths = Counter(
             "relight_false_deaths", "runs of this process that others claimed although it was alive", **own
         )
-        self.leases_lost = Counter("relight_leases_lost", "how often the lease could not be renewed in time", **own)
+        self.leases_lost = Counter(
+            "relight_leases_lost", "how often the lease could not be renewed in time", registry=own
+        )
 
     def value(self, name: str, **labels: str) -> float:
         """One sample, 0 if it has not been counted yet: value("relight_recovery_claims_total")."""

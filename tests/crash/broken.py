@@ -7,7 +7,7 @@ from typing import Any
 
 from relight import Relight, current_step, flow, step
 from relight.lifecycle import recover, steps
-from relight.lifecycle.record import Writer
+from relight.lifecycle.writer import Writer
 from relight.model.replay import restore
 from relight.testing.ledger import effect, ledger
 from relight.testing.life import Life

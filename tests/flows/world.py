@@ -47,6 +47,7 @@ class MortalStore:
 
     def __init__(self, inner: Any, slow: dict[str, int]) -> None:
         self.inner = inner
+        self.lanes = inner.lanes
         self.slow = slow
         self.dead = False
 
@@ -140,7 +141,7 @@ class World:
         with contextlib.suppress(ValueError):
             REGISTRY.unlisten(orchestrator.flow_registered)
         assert engine._recovery is not None
-        tasks: list[asyncio.Task[Any] | None] = [services.recorder._task, orchestrator._task, engine._recovery._task]
+        tasks: list[asyncio.Task[Any] | None] = [*services.recorder._tasks, orchestrator._task, engine._recovery._task]
         tasks += services.background._tasks
         for run in orchestrator.live.values():
             run.stopping, run.departing = "crashed", True

@@ -107,6 +107,8 @@ class Orchestrator:
         """The lease is ours again. If it had lapsed, others may have claimed what is still in memory here."""
         if lapsed:
             self._overtaken.suspect()
+        for run_id in self.live:
+            self.services.keeper.attach(run_id)
         self._look_again = self._listen_again = True
         self._wanted.set()
 

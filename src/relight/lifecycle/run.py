@@ -36,10 +36,10 @@ from relight.flow.payloads import ValueCodec
 from relight.flow.scope import Scope
 from relight.lifecycle import checkpoint, children, fanout, hold, steps, waits
 from relight.lifecycle.patience import Patience
-from relight.lifecycle.record import Writer
 from relight.lifecycle.replayer import Replayer
 from relight.lifecycle.services import Host, Services
 from relight.lifecycle.threads import FlowThread
+from relight.lifecycle.writer import Writer
 from relight.model.blob import blob_digest
 from relight.model.journal import NULL, Event, ValueRecorded
 from relight.model.replay import Ending, Open, Outcome, TreeState

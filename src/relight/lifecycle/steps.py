@@ -50,13 +50,8 @@ async def perform(
     elif run.recovered:  # the first step of a branch that the journal does not know: it may have been in flight
         _say_repeated(run, key, None, None)
     try:
-        if run.cancel_reason is not None and not scope.cancel_seen:
-            await hold.interrupt(run, scope, key)
-        if run.unsettled:  # values the body may act on must be durable first, or a crash would give it others
-            run.unsettled = False
-            await run.settle()
-        if run.time() >= run.keeper.valid_until:
-            await run.confirm()
+        if run.cancel_reason is not None or run.unsettled or run.time() >= run.keeper.valid_until:
+            await _before_acting(run, scope, key)
         if not step.plain:
             value = await _attempts(run, scope, step, key, digest, args, kwargs, begun)
         else:
@@ -85,6 +80,17 @@ async def perform(
         await _failed(run, scope, step, key, digest, 1, error)
         raise
     return value
+
+
+async def _before_acting(run: LiveRun, scope: Scope, key: str) -> None:
+    """What must be settled before a step's body may take effect."""
+    if run.cancel_reason is not None and not scope.cancel_seen:
+        await hold.interrupt(run, scope, key)
+    if run.unsettled:  # values the body may act on must be durable first, or a crash would give it others
+        run.unsettled = False
+        await run.settle()
+    if run.time() >= run.keeper.valid_until:
+        await run.confirm()
 
 
 async def _attempts(

@@ -215,6 +215,9 @@ class ExecutionJournal(Protocol):
 class Store(MetadataStore, BlobStore, ExecutionJournal, Protocol):
     """One database. All methods may be called from one event loop; `open` comes first, `close` last."""
 
+    lanes: int
+    """How many commits may be under way at once and gain by it. Those under way are always of different roots."""
+
     async def open(self) -> None:
         """Create or upgrade the schema. StoreFormatError for something that is not ours or newer than us."""
         ...
