@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime as dt
 import importlib
+import itertools
 import os
 import re
 import signal
@@ -166,14 +167,16 @@ class Relight:
         closes gracefully. A second signal ends the process at once, which is as safe as any crash. Main thread only."""
         loop = asyncio.get_running_loop()
         told = asyncio.Event()
+        count = itertools.count()
 
-        def tell() -> None:
-            if told.is_set():
+        def tell(*_: object) -> None:
+            if next(count) > 0:
                 os._exit(1)
-            told.set()
+            loop.call_soon_threadsafe(told.set)
 
+        # Not the loop's own handlers: a step may be blocking the loop, and the second signal must get through.
         for one in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(one, tell)
+            signal.signal(one, tell)
         await told.wait()
 
     @property

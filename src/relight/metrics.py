@@ -25,15 +25,18 @@ class Metrics:
         self.claims = Counter("relight_recovery_claims", "orphans claimed by this process", registry=own)
         self.decisions = Counter("relight_recovery_decisions", "what was done with orphans", ["action"], registry=own)
         self.detection = Histogram(
-            "relight_recovery_detection_seconds", "from the lapse of a lease to the claim", buckets=SECONDS, **own
+            "relight_recovery_detection_seconds",
+            "from the lapse of a lease to the claim",
+            buckets=SECONDS,
+            registry=own,
         )
         self.resume = Histogram(
-            "relight_recovery_resume_seconds", "from the claim to going on, for one pass", buckets=SECONDS, **own
+            "relight_recovery_resume_seconds", "from the claim to going on, for one pass", buckets=SECONDS, registry=own
         )
         self.steps_repeated = Counter("relight_steps_repeated", "steps executed again after a crash", registry=own)
         self.fenced = Counter("relight_fenced_writes", "commits refused since another owner has the run", registry=own)
         self.false_deaths = Counter(
-            "relight_false_deaths", "runs of this process that others claimed although it was alive", **own
+            "relight_false_deaths", "runs of this process that others claimed although it was alive", registry=own
         )
         self.leases_lost = Counter(
             "relight_leases_lost", "how often the lease could not be renewed in time", registry=own

@@ -46,3 +46,5 @@ def looking(db: str | None, modules: list[str] | None = None) -> Iterator[Blocki
             yield rl
     except RelightError as error:
         fail(error)
+    except ImportError as error:
+        fail(f"a module could not be imported: {error}")

@@ -104,6 +104,8 @@ def as_dict(planned: Planned) -> dict[str, Any]:
         "action": planned.action.value,
         "reason": planned.reason,
         "until": utc_time(planned.until),
+        "verdict": planned.verdict.value,
+        "verdict_reason": planned.verdict_reason,
         "resumes_at": planned.resumes_at,
         "repeats": planned.repeats,
         "changed_steps": planned.changed_steps,
@@ -127,6 +129,8 @@ def _print_plan(found: Sequence[Planned]) -> None:
     for one in found:
         colour = "red" if one.stuck else _COLOURS.get(one.action, "yellow")
         notes = [one.reason]
+        if one.stuck and one.verdict_reason != one.reason:
+            notes.append(f"but if its owner stopped: {one.verdict_reason}")
         if one.repeats:
             notes.append(f"repeats {', '.join(one.repeats)}")
         if one.changed_steps:

@@ -242,6 +242,8 @@ async def _finish(run: LiveRun, flow: Flow[..., Any], value: Any, failure: BaseE
             record = record_error(failure)
             hold.conclude(run, j.RunFailed("", record, now), error=msgspec.json.encode(record))
     run.over = True  # from here on nothing may be added behind the final entry
-    await run.settle()
+    await run.writer.committed()
+    if run.writer.lost:
+        await hold.hold_back(run)
     run.ended = True
     run.host.ended(run)

@@ -7,6 +7,7 @@ from relight.model.decisions import Facts, Policy
 from relight.model.lease import Session
 from relight.model.replay import Ending, TreeState
 from relight.model.run import Run, Status
+from relight.process import is_dead
 
 ENDINGS = {Ending.OK: Status.COMPLETED, Ending.ERROR: Status.FAILED, Ending.CANCELLED: Status.CANCELLED}
 
@@ -36,7 +37,7 @@ def facts_of(
         wake_at=row.wake_at,
         started_at=row.created_at,
         now=services.clock.now(),
-        owner_alive=alive or (session is not None and session.fresh),
+        owner_alive=alive or (session is not None and is_alive(session)),
         last_heartbeat=None if session is None else session.heartbeat_at,
         flow_registered=flow is not None,
         resumable=flow is None or flow.resumable,
@@ -53,6 +54,11 @@ def facts_of(
             version_mismatch=config.version_mismatch,
         ),
     )
+
+
+def is_alive(session: Session) -> bool:
+    """Whether the owner of this session lives, as far as can be known: it has not lapsed, nor is its process gone."""
+    return session.fresh and not is_dead(session.process)
 
 
 def changed_steps(services: Services, state: TreeState) -> tuple[str, ...]:

@@ -80,7 +80,11 @@ async def park(run: LiveRun) -> None:
         consider_parking_later(run)
         return
     wake_at = run.wake_at()
-    await depart(run, "parked", PARK_GRACE_SECONDS, lambda: run.change(Status.WAITING, owner=None, wake_at=wake_at))
+
+    def write() -> None:
+        run.change(Status.WAITING, owner=None, wake_at=wake_at, heard=max(run.heard, default=0))
+
+    await depart(run, "parked", PARK_GRACE_SECONDS, write)
     if wake_at is not None and not run.writer.fenced:
         run.host.wake_at(wake_at)
 

@@ -32,6 +32,16 @@ if TYPE_CHECKING:
     from relight.lifecycle.orchestrator import Orchestrator
 
 
+_TOKENS = {
+    Action.RESUME: Token.RUN_RESUMED,
+    Action.CANCEL: Token.RUN_GIVEN_UP,
+    Action.FAIL: Token.RUN_NOT_RESUMABLE,
+    Action.HOLD_POISON: Token.RUN_POISONED,
+    Action.HOLD_DEFINITION: Token.DEFINITION_MISSING,
+    Action.HOLD_VERSION: Token.FINGERPRINT_MISMATCH,
+}
+
+
 class _Restored(msgspec.Struct):
     """A claimed run on its way back: what will be done with it, and what it was told meanwhile."""
 
@@ -135,7 +145,7 @@ def _record_recovery(run: LiveRun, state: TreeState, decision: Decision) -> None
     begun = [key for key, open_ in state.open.items() if open_.kind == "step" and open_.until is None]
     known = f"; in flight then: {', '.join(begun[:10])}" if begun else ""
     run.log(
-        Token.RUN_RESUMED if decision.action is Action.RESUME else Token.RUN_HELD,
+        _TOKENS.get(decision.action, Token.RUN_HELD),
         f"claimed from {run.row.owner} by {services.owner} at epoch {run.writer.epoch}: {decision.reason}; "
         f"{run.restored} operations restored{known}",
     )

@@ -82,6 +82,9 @@ class RunChange(msgspec.Struct, kw_only=True):
     output: bytes | None = None
     output_blob: str = ""
     error: bytes | None = None
+    # Of a root that is parked: the newest message it has heard. If its inbox holds a newer one, it is due at once (wake_at
+    # is now): whoever heard of that message while the run was still in memory has left it to the owner.
+    heard: int | None = None
 
 
 class RunFilter(msgspec.Struct, kw_only=True, frozen=True):

@@ -82,9 +82,9 @@ def _pending(known: Known, now: float) -> str:
     row = known.row
     if row.owner is not None:
         return f"was accepted and {_held(known, now)}"
-    since = "" if row.wake_at is None else f" since {_ago(now - row.wake_at)}"
-    why = "was released by its last orchestrator" if row.reason == "released" else "was accepted"
-    return f"{why} and waits{since} for an orchestrator with room to take it up"
+    since = "" if row.wake_at is None else f", for {_ago(now - row.wake_at)} now,"
+    why = {"released": "was released by its last orchestrator", "resumed by hand": "was resumed by hand"}
+    return f"{why.get(row.reason, 'was accepted')} and waits{since} for an orchestrator with room to take it up"
 
 
 def _running(known: Known, now: float) -> str:
@@ -98,7 +98,7 @@ def _held(known: Known, now: float) -> str:
         return "is about to be taken up again"
     if known.alive:
         return f"is driven by {row.owner}, which is alive; it is at {_place(known.state)}"
-    silent = "whose session is gone" if session is None else f"silent since {_ago(now - session.heartbeat_at)}"
+    silent = "whose session is gone" if session is None else f"silent for {_ago(now - session.heartbeat_at)}"
     return f"was driven by {row.owner}, {silent}; recovery {_would(known)}"
 
 
@@ -127,7 +127,7 @@ def _waiting(known: Known, now: float) -> str:
         return f"waits for {what}, and {_held(known, now)}"
     due = "" if row.wake_at is None else f"; due at {_time(row.wake_at)}"
     if row.wake_at is not None and row.wake_at <= now:
-        due = f"; due since {_ago(now - row.wake_at)}, as soon as an orchestrator has room"
+        due = f"; due for {_ago(now - row.wake_at)}, as soon as an orchestrator has room"
     return f"waits, out of memory, for {what}{due}"
 
 
@@ -161,6 +161,8 @@ def _failed(known: Known, now: float) -> str:
 def _cancelled(known: Known, now: float) -> str:
     row = known.row
     again = "; `relight recovery resume` brings it back" if row.hold is Hold.RECOVERY else ""
+    if again and "recovery resume" in row.reason:
+        again = ""
     return f"was cancelled at {_time(row.updated_at)}: {row.reason or 'by request'}{again}"
 
 

@@ -16,14 +16,13 @@ from collections.abc import Sequence
 from relight.clock import Timer
 from relight.errors import StoreError
 from relight.flow.scope import start_task
-from relight.lifecycle.facts import facts_of
+from relight.lifecycle.facts import facts_of, is_alive
 from relight.lifecycle.orchestrator import Orchestrator
 from relight.lifecycle.patience import Patience
 from relight.lifecycle.recover import take_up
 from relight.model.decisions import Action, decide
 from relight.model.lease import Orphaned, Session, name_of
 from relight.model.run import Run
-from relight.process import is_dead
 from relight.telemetry import Token, log
 
 
@@ -105,7 +104,7 @@ class OrphanRecovery:
         if me not in sessions and not (starting and self._services.keeper.leases.in_store):
             return 0  # where not even we are listed, nothing follows from who is missing. (Nobody is, without leases.)
         owners = await self._services.store.owners()
-        alive = {session.owner for session in sessions.values() if session.fresh}
+        alive = {session.owner for session in sessions.values() if is_alive(session)}
         dead = [owner for owner in owners if owner not in alive and owner != me]
         dead.sort(key=lambda owner: name_of(owner) != name_of(me))  # our own name first
         if self._own_left:
@@ -118,17 +117,16 @@ class OrphanRecovery:
         return claimed
 
     async def _sessions(self, starting: bool) -> dict[str, Session]:
-        """Everybody's session. At start, those of processes of this machine that are gone are ended first."""
+        """Everybody's session. Those of processes of this machine that are gone are ended first: nobody need wait for them
+        to lapse."""
         listed = await self._services.keeper.ask(lambda leases: leases.list_orchestrators())
-        if starting:
-            for session in listed:
-                if not session.fresh or session.owner == self._services.owner:
-                    continue
-                if is_dead(session.process):
-                    await self._end_session(session)
-                elif session.name == name_of(self._services.owner):
-                    self._say_shared(session)
-            listed = await self._services.keeper.ask(lambda leases: leases.list_orchestrators())
+        for session in listed:
+            if not session.fresh or session.owner == self._services.owner:
+                continue
+            if not is_alive(session):
+                await self._end_session(session)
+            elif starting and session.name == name_of(self._services.owner):
+                self._say_shared(session)
         return {session.owner: session for session in listed}
 
     async def _end_session(self, session: Session) -> None:

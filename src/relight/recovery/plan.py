@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from relight.errors import RunNotFoundError
-from relight.lifecycle.facts import changed_steps, facts_of
+from relight.lifecycle.facts import changed_steps, facts_of, is_alive
 from relight.lifecycle.services import Services
 from relight.model.decisions import Action, Decision, decide
 from relight.model.lease import Session
 from relight.model.replay import TreeState, restore
-from relight.model.run import UNFINISHED, Run, RunFilter, Status
+from relight.model.run import UNFINISHED, Hold, Run, RunFilter, Status
 
 PAGE = 100  # runs whose journals are read together
 
@@ -31,16 +31,18 @@ class Planned(msgspec.Struct, kw_only=True):
     action: Action
     reason: str
     until: float | None = None  # left alone until then
+    verdict: Action  # what recovery would do if its owner stopped now, or it became due
+    verdict_reason: str
     resumes_at: str = ""  # where it would go on, or waits
-    repeats: list[str] = []  # steps known to have been in flight
+    repeats: list[str] = []  # steps known to be in flight that would be executed again
     changed_steps: list[str] = []  # recorded steps whose code is another today; version_mismatch decides
     trouble: str = ""  # its journal cannot be read
 
     @property
     def stuck(self) -> bool:
-        """It would not go on: a deployment should not roll over it."""
-        held = self.action is Action.LEAVE and self.status is Status.PAUSED
-        return held or bool(self.trouble) or self.action not in (Action.LEAVE, Action.RESUME, Action.FINISH)
+        """It would not go on with the code of this process: a deployment should not roll over it. One that a person has
+        paused is not meant to."""
+        return bool(self.trouble) or self.verdict not in (Action.RESUME, Action.FINISH)
 
 
 class Known(msgspec.Struct):
@@ -52,6 +54,7 @@ class Known(msgspec.Struct):
     state: TreeState | None  # None: its journal cannot be read,
     trouble: str  # and why
     decision: Decision
+    verdict: Decision  # as if its owner were gone, or its time had come
 
 
 async def incomplete(services: Services) -> AsyncIterator[Run]:
@@ -110,9 +113,12 @@ async def know(services: Services, rows: list[Run]) -> list[Known]:
             state = restore(journal)
         except Exception as error:  # noqa: BLE001 - the plan tells what recovery would find, and goes on
             trouble = str(error)
-        alive = row.owner == services.owner or (session is not None and session.fresh)
+        alive = row.owner == services.owner or (session is not None and is_alive(session))
         facts = facts_of(services, row, crashed=row.owner is not None, state=state, session=session, alive=alive)
-        found.append(Known(row, session, alive, state, trouble, decide(facts)))
+        verdict = decide(msgspec.structs.replace(facts, owner_alive=False, woken=True))
+        if row.status is Status.PAUSED and row.hold is not Hold.USER:
+            verdict = decide(facts)  # held: it stays so
+        found.append(Known(row, session, alive, state, trouble, decide(facts), verdict))
     return found
 
 
@@ -127,13 +133,15 @@ def planned(services: Services, known: Known) -> Planned:
         action=decision.action,
         reason=decision.reason,
         until=decision.until,
+        verdict=known.verdict.action,
+        verdict_reason=known.verdict.reason,
         trouble=known.trouble,
     )
     if known.trouble and decision.action is not Action.LEAVE:
         result.reason = f"its journal cannot be read ({known.trouble}); it would be held"
     if state is not None:
         result.resumes_at = resumes_at(state)
-        result.repeats = in_flight(state) if row.owner is not None else []
+        result.repeats = repeated(state) if row.owner is not None else []
         result.changed_steps = list(changed_steps(services, state))
     return result
 
@@ -141,6 +149,11 @@ def planned(services: Services, known: Known) -> Planned:
 def in_flight(state: TreeState) -> list[str]:
     """Steps that had begun and not ended, as far as that is journaled: plain steps do not journal their start."""
     return [key for key, begun in state.open.items() if begun.kind == "step" and begun.until is None]
+
+
+def repeated(state: TreeState) -> list[str]:
+    """Those of them that would be executed again; on_crash="fail" forbids it."""
+    return [key for key in in_flight(state) if not state.open[key].fatal]
 
 
 def resumes_at(state: TreeState) -> str:

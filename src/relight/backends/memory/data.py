@@ -31,6 +31,8 @@ from relight.model.run import (
 )
 from relight.ports.store import Commit, CommitResult, Committed, Exists, Fenced
 
+_CHANGED = [field for field in RunChange.__struct_fields__ if field not in ("run_id", "heard")]
+
 
 class StoredSession(msgspec.Struct):
     """An orchestrator's session, by the clock of the lease manager that wrote it."""
@@ -181,9 +183,11 @@ class Data:
         """New values for a row; a root that has ended keeps its own, unless recovery gave up on it and it is reopened."""
         if run.is_root and run.status in TERMINAL and not (reopen and _gave_up(run)):
             return
-        for field in RunChange.__struct_fields__[1:]:
+        for field in _CHANGED:
             setattr(run, field, getattr(change, field))
         run.updated_at = self.clock.now()
+        if change.heard is not None and any(message.id > change.heard for message in self.trees[run.id].inbox):
+            run.wake_at = run.updated_at
         if run.is_root:
             self._sort_in(run)
 

@@ -51,10 +51,13 @@ FROM (VALUES (?, ?, ?, ?, ?)) AS v CROSS JOIN runs AS r ON r.id = v.column1;
 
 -- name: change_runs
 -- New values for rows of one tree. A terminal root is never changed, unless recovery gave up on it and it is reopened (a
--- child may be: its parent was retried), and a row of another tree is none of the writer's.
-UPDATE runs SET status = v.column3, owner = v.column4, wake_at = v.column5, hold = v.column6, reason = v.column7,
+-- child may be: its parent was retried), and a row of another tree is none of the writer's. A parked one with a message that
+-- it has not heard (column13 is the last that it has) is due at once.
+UPDATE runs SET status = v.column3, owner = v.column4, wake_at = CASE WHEN v.column13 IS NOT NULL AND EXISTS (
+        SELECT 1 FROM inbox WHERE inbox.run = runs.key AND inbox.consumed = 0 AND inbox.id > v.column13)
+    THEN v.column11 ELSE v.column5 END, hold = v.column6, reason = v.column7,
     output = v.column8, output_blob = v.column9, error = v.column10, updated_at = v.column11
-FROM (VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)) AS v
+FROM (VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)) AS v
 WHERE runs.id = v.column1 AND coalesce(runs.root_id, runs.id) = v.column2
     AND (runs.root_id IS NOT NULL OR runs.status NOT IN ('completed', 'failed', 'cancelled')
         OR (v.column12 AND runs.status = 'cancelled' AND runs.hold = 'recovery'));

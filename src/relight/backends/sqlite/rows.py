@@ -84,6 +84,7 @@ def change_row(change: RunChange, root_id: str, now: float, reopen: bool) -> tup
         change.error,
         now,
         reopen,
+        change.heard,
     )
 
 

@@ -112,7 +112,7 @@ class Writes:
         rows: list[Any] = []
         for change, root_id, reopen in self._changes.values():
             rows += change_row(change, root_id, self._now, reopen)
-        self._insert("change_runs", 12, rows)
+        self._insert("change_runs", 13, rows)
         self._changes.clear()
         if self._consumed:
             self._execute(SQL["consume_messages"], (json_array(self._consumed),))

@@ -8,6 +8,7 @@ from relight.model.run import Message, MessageKind, Status
 from relight.ports.store import Committed, Fenced, Store
 from relight.testing.conformance.build import (
     START,
+    FixedClock,
     Suite,
     appending,
     but,
@@ -17,7 +18,9 @@ from relight.testing.conformance.build import (
     created,
     creation,
     ended,
+    ids,
     new_run,
+    run_of,
     spawned_by,
 )
 
@@ -177,3 +180,37 @@ class InboxSuite(Suite):
         told = await store.messages_after(0, 10)
         assert sorted(message.run_id for message in told) == ["by-child", "by-root"]
         assert {(message.kind, message.payload) for message in told} == {(MessageKind.CANCEL, b'"enough"')}
+
+    async def test_a_run_parked_with_a_message_it_has_not_heard_is_due_at_once(
+        self, store: Store, clock: FixedClock
+    ) -> None:
+        run = new_run()
+        await created(store, run)
+        heard, unheard = await store.post([signal("run", "heard"), signal("run", "unheard")])
+        assert heard is not None
+        assert unheard is not None
+        clock.time = START + 7
+        parked = changing(run, Status.WAITING, wake_at=START + 1000, heard=heard)
+        assert await commit_one(store, appending(run, 1, b"w", changes=[parked])) == Committed(2)
+        assert (await run_of(store, "run")).wake_at == START + 7
+        assert ids(await store.due(START + 7, 10)) == ["run"]
+
+    async def test_a_run_parked_with_messages_that_it_has_heard_waits(self, store: Store) -> None:
+        run = new_run()
+        await created(store, run)
+        (heard,) = await store.post([signal("run", "heard")])
+        assert heard is not None
+        parked = changing(run, Status.WAITING, heard=heard)
+        assert await commit_one(store, appending(run, 1, b"w", changes=[parked])) == Committed(2)
+        assert (await run_of(store, "run")).wake_at is None
+
+    async def test_a_run_parked_while_it_consumes_its_newest_message_waits(self, store: Store) -> None:
+        run = new_run()
+        await created(store, run)
+        first, second = await store.post([signal("run", "first"), signal("run", "second")])
+        assert first is not None
+        assert second is not None
+        parked = changing(run, Status.WAITING, heard=second)
+        taken = appending(run, 1, b"w", changes=[parked], consumed=[first, second])
+        assert await commit_one(store, taken) == Committed(2)
+        assert (await run_of(store, "run")).wake_at is None

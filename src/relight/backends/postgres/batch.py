@@ -1,0 +1,214 @@
+"""The rows of one group commit, gathered as the arguments of `commit_batch` or, when they are simple, `append_batch`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from zlib import crc32
+
+import msgspec
+
+from relight.backends.postgres.rows import (
+    change_row,
+    checksum,
+    ended,
+    item_row,
+    line_row,
+    message_row,
+    run_row,
+)
+from relight.model.run import TERMINAL, News, Run, RunChange, Status
+from relight.ports.store import Commit
+
+_DUE = (Status.PENDING, Status.WAITING)
+
+
+def simple(commits: Sequence[Commit], keys: Mapping[str, int]) -> tuple[list[Any], ...] | None:
+    """The arguments of `append_batch`: when every commit is one entry of a known root and nothing else, as most are."""
+    roots: list[int] = []
+    epochs: list[int] = []
+    sequences: list[int] = []
+    events: list[bytes] = []
+    crcs: list[int] = []
+    for commit in commits:
+        key = keys.get(commit.root_id)
+        if key is None or len(commit.entries) != 1 or not _bare(commit):
+            return None
+        event = commit.entries[0]
+        sequence = commit.after + 1
+        roots.append(key)
+        epochs.append(commit.epoch)
+        sequences.append(sequence)
+        events.append(event)
+        crcs.append(crc32(event, sequence))
+    if len(set(roots)) < len(roots):
+        return None
+    return roots, epochs, sequences, events, crcs
+
+
+def _bare(commit: Commit) -> bool:
+    return not (
+        commit.changes
+        or commit.messages
+        or commit.runs
+        or commit.consumed
+        or commit.items
+        or commit.blobs
+        or commit.log
+        or commit.cut_items
+        or commit.cancel_spawned is not None
+        or commit.reopen
+        or commit.create is not None
+    )
+
+
+class Batch:
+    """At most one commit per root. `next_key` gives keys to new runs."""
+
+    def __init__(self, next_key: Callable[[], int], now: float) -> None:
+        self._next_key = next_key
+        self._now = now
+        self._news = News(0)
+        self._heads: tuple[list[Any], ...] = ([], [], [], [], [], [])
+        self._entries: tuple[list[Any], ...] = ([], [], [], [])
+        self._created: list[Any] = []
+        self._states: list[Any] = []
+        self._runs: list[Any] = []
+        self._spawned: list[Any] = []
+        self._changes: list[Any] = []
+        self._blobs: list[Any] = []
+        self._cuts: list[Any] = []
+        self._items: dict[tuple[str, str, int], Any] = {}
+        self._log: list[Any] = []
+        self._messages: list[Any] = []
+        self._cancels: list[Any] = []
+        self._taken: list[Any] = []
+
+    def arguments(self, sender: str) -> list[Any]:
+        """Of `commit_batch`."""
+        return [
+            sender,
+            self._news.value,
+            self._now,
+            *self._heads,
+            *self._entries,
+            self._created,
+            self._states,
+            self._runs,
+            self._spawned,
+            self._changes,
+            self._blobs,
+            self._cuts,
+            list(self._items.values()),
+            self._log,
+            self._messages,
+            self._cancels,
+            self._taken,
+        ]
+
+    def append(self, commit: Commit, root: int) -> None:
+        """A commit to a root that exists, by its key."""
+        last = commit.after + len(commit.entries)
+        change = _root_change(commit)
+        values = (
+            root,
+            commit.epoch,
+            commit.after,
+            last,
+            None if change is None else ended(change.status, change.hold),
+            commit.reopen,
+        )
+        for column, value in zip(self._heads, values, strict=True):
+            column.append(value)
+        self._add_entries(root, commit)
+        if not _bare(commit):
+            self._extras(commit, root)
+
+    def create(self, commit: Commit, run: Run) -> int:
+        """A commit that creates its root: the key it will have."""
+        root = self._next_key()
+        last = commit.after + len(commit.entries)
+        row = run_row(root, root, run, last)
+        change = _root_change(commit)
+        if change is not None:
+            row = (*row[:2], ended(change.status, change.hold), *row[3:])
+        self._created.append(row)
+        self._tell_of(run)
+        if commit.state is None:
+            self._add_entries(root, commit)
+        else:
+            self._states.append((root, last, commit.state, checksum(last, commit.state)))
+        self._extras(commit, root)
+        return root
+
+    def _add_entries(self, root: int, commit: Commit) -> None:
+        keys, sequences, events, crcs = self._entries
+        sequence = commit.after
+        for event in commit.entries:
+            sequence += 1
+            keys.append(root)
+            sequences.append(sequence)
+            events.append(event)
+            crcs.append(crc32(event, sequence))
+
+    def _extras(self, commit: Commit, root: int) -> None:
+        """Everything but the entries; most commits have none of it."""
+        if commit.runs:
+            self._new_runs(commit, root)
+        if commit.changes:
+            self._changed(commit, root)
+        if commit.blobs:
+            self._blobs += [(root, digest, data) for digest, data in commit.blobs.items()]
+        if commit.cut_items:
+            self._cuts += [(root, *cut) for cut in commit.cut_items]
+        for item in commit.items:
+            self._items[item.run_id, item.key, item.index] = item_row(root, item)
+        if commit.log:
+            self._log += [line_row(root, line) for line in commit.log]
+        if commit.messages:
+            self._messages += [message_row(root, message) for message in commit.messages]
+        if commit.cancel_spawned is not None:
+            self._cancels.append((root, commit.root_id, msgspec.json.encode(commit.cancel_spawned), self._now))
+        if commit.consumed:
+            self._taken += [(root, message_id) for message_id in commit.consumed]
+
+    def _new_runs(self, commit: Commit, root: int) -> None:
+        first = dict(commit.spawned)
+        for run in commit.runs:
+            key = self._next_key()
+            event = first.get(run.id) if run.is_root else None
+            self._runs.append(run_row(root, key, run, 0 if event is None else 1))
+            if event is not None:
+                self._spawned.append((root, key, 1, event, crc32(event, 1)))
+            self._tell_of(run)
+
+    def _changed(self, commit: Commit, root: int) -> None:
+        """The last change of a row counts; but no root leaves a terminal status."""
+        changes = {change.run_id: change for change in commit.changes}
+        at_root = _root_change(commit)
+        if at_root is not None:
+            changes[commit.root_id] = at_root
+            self._tell_of(at_root)
+        self._changes += [change_row(root, commit.root_id, change) for change in changes.values()]
+
+    def _tell_of(self, row: Run | RunChange) -> None:
+        """What others want to know of this new row or value of a root."""
+        self._news |= news_of(row)
+
+
+def news_of(row: Run | RunChange) -> News:
+    """What a root's new status is to others. That a paused run goes on is told by the store, which knows the old one."""
+    news = News(0)
+    if row.owner is None and row.wake_at is not None and row.status in _DUE:
+        news |= News.DUE
+    if isinstance(row, RunChange) and (row.status in TERMINAL or row.status is Status.PAUSED):
+        news |= News.RUNS
+    return news
+
+
+def _root_change(commit: Commit) -> RunChange | None:
+    found = None
+    for change in commit.changes:
+        if change.run_id == commit.root_id and (found is None or found.status not in TERMINAL):
+            found = change
+    return found

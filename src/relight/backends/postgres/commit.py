@@ -1,0 +1,199 @@
+"""The group commit: many roots' commits in one transaction, which is one statement.
+
+    every commit is one entry of a root we know          → append_batch: fence and entries, all or nothing
+    anything else, or one of those did not pass          → commit_batch: fence, entries and all the rest, each for itself
+    a commit was refused                                 → look at what is there: the same (an answer was lost), or not
+
+Both are functions of the schema (migrations/0002_commit.sql): nothing but arrays crosses the wire, once. A batch with several
+commits of one root goes in waves, one commit per root in each, inside one transaction.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import asyncpg
+import msgspec
+
+from relight.backends.postgres.batch import Batch, simple
+from relight.backends.postgres.pool import Fetch, Pool
+from relight.backends.postgres.rows import run_from
+from relight.clock import Clock
+from relight.errors import StoreUnavailableError
+from relight.ports.store import Commit, CommitResult, Committed, Exists, Fenced
+
+KEYS_PER_BLOCK = 1000  # as the migrations say
+FENCED = "RL001"  # append_batch's own SQLSTATE
+
+# What is left of roots that were dropped without an end; a forgotten key costs one more query.
+MAX_KNOWN_KEYS = 50_000
+
+
+class Refused(msgspec.Struct, gc=False):
+    """A commit that wrote nothing: its place in the batch, and whether the same batch has created its root."""
+
+    place: int
+    commit: Commit
+    created: bool = False
+
+
+class Committer:
+    """Applies batches. It remembers the keys of roots, which never change, and nothing else."""
+
+    def __init__(self, pool: Pool, sql: dict[str, str], sender: str, clock: Clock) -> None:
+        self._pool = pool
+        self._sql = sql
+        self._sender = sender
+        self._clock = clock
+        self._keys: dict[str, int] = {}
+        self._spare: list[int] = []  # keys for new runs, the next one last
+
+    def learn(self, keys: Iterable[tuple[str, int]]) -> None:
+        """The keys of roots that commits will come for."""
+        if len(self._keys) > MAX_KNOWN_KEYS:
+            self._keys.clear()
+        self._keys.update(keys)
+
+    async def commit(self, commits: Sequence[Commit]) -> list[CommitResult]:
+        """One transaction. When it fails, its outcome is unknown and the same batch may be given again."""
+        arguments = simple(commits, self._keys)
+        if arguments is not None:
+            try:
+                await self._pool.fetch(self._sql["append_batch"], *arguments)
+            except asyncpg.PostgresError as error:
+                if error.sqlstate != FENCED:
+                    raise
+            else:
+                return [Committed(sequence) for sequence in arguments[2]]
+        results: list[CommitResult] = [Committed(commit.after + len(commit.entries)) for commit in commits]
+        refused = await self._apply(commits)
+        if refused:
+            await self._answer(refused, results)
+        return results
+
+    async def _apply(self, commits: Sequence[Commit]) -> list[Refused]:
+        waves = _waves(commits)
+        new: dict[str, int] = {}
+        if len(waves) == 1:
+            refused = await self._wave(self._pool.fetch, waves[0], new)
+        else:
+            refused = await self._pool.transaction(partial(self._waves, waves=waves, new=new))
+        self.learn(new.items())
+        return refused
+
+    async def _waves(
+        self, fetch: Fetch, waves: Sequence[Sequence[tuple[int, Commit]]], new: dict[str, int]
+    ) -> list[Refused]:
+        new.clear()
+        refused: list[Refused] = []
+        for wave in waves:
+            refused += await self._wave(fetch, wave, new)
+        return refused
+
+    async def _wave(self, fetch: Fetch, wave: Sequence[tuple[int, Commit]], new: dict[str, int]) -> list[Refused]:
+        """At most one commit per root. Adds the keys of the roots it creates to `new`."""
+        before = set(new)
+        unknown = [
+            c.root_id for _, c in wave if c.create is None and c.root_id not in new and c.root_id not in self._keys
+        ]
+        if unknown:
+            self.learn([(row[0], row[1]) for row in await fetch(self._sql["root_keys"], unknown)])
+        await self._provide_keys(fetch, [commit for _, commit in wave])
+        batch = Batch(self._spare.pop, self._clock.now())
+        keys: dict[int, tuple[int, Commit]] = {}
+        refused: list[Refused] = []
+        for place, commit in wave:
+            if commit.create is not None:
+                key = batch.create(commit, commit.create)
+            else:
+                known = new.get(commit.root_id) or self._keys.get(commit.root_id)
+                if known is None:
+                    refused.append(Refused(place, commit))
+                    continue
+                key = known
+                batch.append(commit, key)
+            keys[key] = (place, commit)
+        ((not_taken,),) = await fetch(self._sql["commit_batch"], *batch.arguments(self._sender))
+        for key in not_taken:
+            place, commit = keys.pop(key)
+            refused.append(Refused(place, commit, commit.root_id in before))
+        new.update({commit.root_id: key for key, (_, commit) in keys.items() if commit.create is not None})
+        return refused
+
+    async def _provide_keys(self, fetch: Fetch, commits: Sequence[Commit]) -> None:
+        """Enough for all new runs of the batch. Nothing may be awaited between this and taking them."""
+        needed = sum((commit.create is not None) + len(commit.runs) for commit in commits)
+        while len(self._spare) < needed:
+            ((first,),) = await fetch(self._sql["next_keys"])
+            self._spare[:0] = range(first + KEYS_PER_BLOCK - 1, first - 1, -1)
+
+    # ---- answers that were lost, and refusals
+
+    async def _answer(self, refused: Sequence[Refused], results: list[CommitResult]) -> None:
+        """By what is there now. Epochs only rise and journals only grow, so that looking after the fact is soon enough."""
+        rows = await self._pool.fetch(self._sql["refused"], [one.commit.root_id for one in refused])
+        found = {row[1]: row for row in rows}
+        maybe: list[tuple[Refused, int]] = []
+        stale: list[Refused] = []
+        for one in refused:
+            commit = one.commit
+            row = found.get(commit.root_id)
+            if row is None:
+                if commit.create is not None:
+                    raise StoreUnavailableError(f"run {commit.root_id!r} vanished while it was created: try again")
+                results[one.place] = Fenced(None, None)
+                continue
+            run, key, last = run_from(row), row[0], row[-1]
+            if commit.create is not None:
+                results[one.place] = Exists(run)
+                if not one.created and run == commit.create and last == commit.after + len(commit.entries):
+                    maybe.append((one, key))
+            elif not run.is_root:
+                results[one.place] = Fenced(None, None)
+            elif self._keys.get(commit.root_id, key) != key:
+                self._keys[commit.root_id] = key  # the run of that id was deleted, and there is another one
+                stale.append(one)
+            else:
+                results[one.place] = Fenced(run.epoch, run.owner)
+                if run.epoch == commit.epoch and last != commit.after and last >= commit.after + len(commit.entries):
+                    maybe.append((one, key))
+        await self._recognise(maybe, results)
+        if stale:
+            again = await self.commit([one.commit for one in stale])
+            for one, result in zip(stale, again, strict=True):
+                results[one.place] = result
+
+    async def _recognise(self, maybe: Sequence[tuple[Refused, int]], results: list[CommitResult]) -> None:
+        """If exactly the entries of a commit stand in its place, an answer was lost.
+
+        Then it must not be applied again: later commits may have changed the same rows.
+        """
+        forks = {key: one for one, key in maybe if one.commit.state is not None}
+        if forks:
+            for key, sequence, state in await self._pool.fetch(self._sql["states"], list(forks)):
+                commit = forks[key].commit
+                if (sequence, state) == (commit.after + len(commit.entries), commit.state):
+                    results[forks[key].place] = Committed(sequence)
+        others = [(one, key) for one, key in maybe if one.commit.state is None]
+        if others:
+            afters = [one.commit.after for one, _ in others]
+            ends = [one.commit.after + len(one.commit.entries) for one, _ in others]
+            rows = await self._pool.fetch(self._sql["entries_between"], [key for _, key in others], afters, ends)
+            for (one, _), end, row in zip(others, ends, rows, strict=True):
+                if row[1] == one.commit.entries:
+                    results[one.place] = Committed(end)
+
+
+def _waves(commits: Sequence[Commit]) -> list[list[tuple[int, Commit]]]:
+    """The commits with their places, so that no root stands twice in a wave, and each root's in their order."""
+    waves: list[list[tuple[int, Commit]]] = []
+    seen: defaultdict[str, int] = defaultdict(int)
+    for place, commit in enumerate(commits):
+        wave = seen[commit.root_id]
+        seen[commit.root_id] += 1
+        if wave == len(waves):
+            waves.append([])
+        waves[wave].append((place, commit))
+    return waves

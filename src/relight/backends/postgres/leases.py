@@ -1,0 +1,182 @@
+"""PostgresLeases: leases in the store's own schema, by the server's clock.
+
+A run's lease is the owner column of its row together with a session of that owner that has not lapsed; a session is a row of
+`orchestrators`, and a heartbeat writes that row alone.
+
+Ends are pushed (NOTIFY); lapses are nobody's act, and are found by looking at that small table when the next session that is
+known may have lapsed, or after two thirds of the ttl: sessions that nobody knew of may have begun. Behind PgBouncer, where
+nothing is pushed, the table is looked at every second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from typing import Any, TypeVar
+
+import asyncpg
+import msgspec
+
+from relight.backends.postgres.connection import COMMAND_SECONDS, parse, refused
+from relight.backends.postgres.listen import Listener
+from relight.backends.postgres.pool import Pool
+from relight.backends.postgres.queries import queries
+from relight.backends.postgres.schema import check_name, prepare
+from relight.errors import LeasesUnavailableError, StoreUnavailableError
+from relight.model.lease import Acquired, Lease, NotOwner, Orphaned, OwnedBy, Process, Released, Session
+
+T = TypeVar("T")
+
+# Apart from the one that listens: so that a heartbeat waits for no long acquisition.
+CONNECTIONS = 2
+# Between two looks where nothing is pushed.
+LOOK_SECONDS = 1.0
+# Between any two: our clock may be a little ahead of the end that we wait for.
+SHORTEST_SECONDS = 0.01
+
+
+class PostgresLeases:
+    """`url` and `schema` are the store's, which has made and upgraded the schema before."""
+
+    in_store = True
+
+    def __init__(self, url: str, *, schema: str = "relight") -> None:
+        self._target = parse(url)
+        self._schema = check_name(schema)
+        self._sql = queries(schema)
+        self._pool: Pool | None = None
+        self._owner = ""
+        self._process = ""
+        self._ttl_seconds = 0.0
+        self._watches: set[asyncio.Event] = set()  # to wake, when the manager is closed
+
+    async def open(self, owner: str, process: Process, ttl_seconds: float) -> None:
+        self._owner, self._ttl_seconds = owner, ttl_seconds
+        self._process = msgspec.json.encode(process).decode()
+        await self._asked(prepare(self._target, self._schema, migrate=False))
+        # A heartbeat that gets no answer is given up in time for another one.
+        self._pool = Pool(self._target, CONNECTIONS, min(COMMAND_SECONDS, ttl_seconds / 3))
+
+    async def close(self) -> None:
+        pool, self._pool = self._pool, None
+        for watch in self._watches:
+            watch.set()
+        if pool is not None:
+            await pool.close()
+
+    async def _fetch(self, name: str, *arguments: object) -> list[Any]:
+        if self._pool is None:
+            raise LeasesUnavailableError(f"the leases in {self._target.name} are not open")
+        return await self._asked(self._pool.fetch(self._sql[name], *arguments))
+
+    async def _asked(self, answer: Awaitable[T]) -> T:
+        try:
+            return await answer
+        except StoreUnavailableError as error:
+            raise LeasesUnavailableError(f"the leases do not answer: {error}") from error
+        except asyncpg.PostgresError as error:
+            if refused(error):
+                raise LeasesUnavailableError(f"the leases in {self._target.name} cannot be opened: {error}") from error
+            raise
+
+    # ---- the session
+
+    async def heartbeat(self) -> None:
+        await self._fetch("heartbeat", self._owner, self._process, self._ttl_seconds)
+
+    async def end_session(self, owner: str) -> None:
+        await self._fetch("end_session", owner)
+
+    async def list_orchestrators(self) -> list[Session]:
+        return (await self._look())[0]
+
+    async def _look(self) -> tuple[list[Session], float]:
+        """All sessions, and what time it is by the clock that judged them."""
+        rows = await self._fetch("sessions")
+        return [_session_from(row) for row in rows], rows[0][5] if rows else 0.0
+
+    # ---- runs
+
+    async def acquire_lease(self, run_ids: Sequence[str]) -> dict[str, Acquired | OwnedBy]:
+        rows = await self._fetch("acquire", self._owner, run_ids)
+        return {
+            run_id: Acquired() if holder is None else OwnedBy(holder, expires_at) for run_id, holder, expires_at in rows
+        }
+
+    async def release_lease(self, run_id: str) -> Released | NotOwner:
+        ((released,),) = await self._fetch("release", self._owner, run_id)
+        if released:
+            return Released()
+        lease = await self.get_lease(run_id)
+        return NotOwner(None if lease is None else lease.owner)
+
+    async def release_all(self) -> None:
+        await self._fetch("release_all", self._owner)
+
+    async def get_lease(self, run_id: str) -> Lease | None:
+        rows = await self._fetch("get_lease", run_id)
+        return Lease(run_id, *rows[0]) if rows else None
+
+    # ---- hearing of others' ends
+
+    async def watch_orphans(self) -> AsyncIterator[Orphaned]:
+        woken = asyncio.Event()
+        told: set[str] = set()
+
+        def heard(owner: str) -> None:
+            told.add(owner)
+            woken.set()
+
+        listener = None
+        if not self._target.pgbouncer:
+            listener = Listener(self._target, f"{self._schema}.sessions", heard, missed=woken.set)
+        self._watches.add(woken)
+        try:
+            before, now = await self._look()
+            while True:
+                await self._wait(woken, before, now)
+                if self._pool is None:
+                    return
+                after, now = await self._look()
+                ended = _ended(before, after) | told
+                told.clear()
+                before = after
+                for owner in sorted(ended - {self._owner}):
+                    yield Orphaned(owner)
+        finally:
+            self._watches.discard(woken)
+            if listener is not None:
+                await listener.close()
+
+    async def _wait(self, woken: asyncio.Event, sessions: list[Session], now: float) -> None:
+        """Until the next look."""
+        ends = [session.expires_at - now for session in sessions if session.fresh and session.owner != self._owner]
+        longest = LOOK_SECONDS if self._target.pgbouncer else self._ttl_seconds * 2 / 3
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(min([longest, *ends]), SHORTEST_SECONDS)):
+                await woken.wait()
+        woken.clear()
+
+
+def _session_from(row: Sequence[Any]) -> Session:
+    owner, process, started_at, heartbeat_at, expires_at, now = row
+    return Session(
+        owner=owner,
+        process=msgspec.json.decode(process, type=Process),
+        started_at=started_at,
+        heartbeat_at=heartbeat_at,
+        expires_at=expires_at,
+        fresh=expires_at > now,
+    )
+
+
+def _ended(before: list[Session], after: list[Session]) -> set[str]:
+    """Whose session is gone or has lapsed, also when it began only after the last look. One that began again is another."""
+    gone = _begun(before, fresh=True) - _begun(after, fresh=True)
+    lapsed = _begun(after, fresh=False) - _begun(before, fresh=False)
+    return {owner for owner, _ in gone | lapsed}
+
+
+def _begun(sessions: list[Session], *, fresh: bool) -> set[tuple[str, float]]:
+    return {(session.owner, session.started_at) for session in sessions if session.fresh is fresh}

@@ -1,0 +1,102 @@
+"""Hearing other processes: a connection that listens, and comes back by itself.
+
+Notifications only wake; losing them costs latency. After each (re)connection anything may have been missed, and the listener
+says so. Where LISTEN cannot work (PgBouncer), `Ticker` says the same once in a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+import asyncpg
+
+from relight.backends.postgres.connection import Connection, Target, connect, unavailable
+from relight.errors import StoreUnavailableError
+
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 10.0
+# An idle connection that was cut without a word is noticed by asking it something.
+PROBE_SECONDS = 30.0
+TICK_SECONDS = 1.0
+
+_log = logging.getLogger("relight.backends.postgres")
+
+
+class Listener:
+    """`heard` is called with the payload of each notification, `missed` when some may have been lost."""
+
+    def __init__(self, target: Target, channel: str, heard: Callable[[str], None], missed: Callable[[], None]) -> None:
+        self._target = target
+        self._channel = channel
+        self._heard = heard
+        self._missed = missed
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"relight-listen-{channel}")
+
+    async def close(self) -> None:
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _run(self) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                connection = await connect(self._target)
+            except (StoreUnavailableError, asyncpg.PostgresError) as error:
+                _log.warning("cannot listen for news, asking again in %.1f s: %s", pause, error)
+                await wait(pause)
+                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+                continue
+            try:
+                await self._listen(connection)
+                pause = FIRST_PAUSE_SECONDS
+            except Exception as error:
+                if unavailable(error, self._target) is None:
+                    raise
+            finally:
+                connection.terminate()
+            await wait(pause)
+
+    async def _listen(self, connection: Connection) -> None:
+        """Until the connection is lost."""
+        lost = asyncio.Event()
+        connection.add_termination_listener(lambda _: lost.set())
+        await connection.add_listener(self._channel, self._on_notification)
+        self._missed()
+        while not lost.is_set():
+            try:
+                async with asyncio.timeout(PROBE_SECONDS):
+                    await lost.wait()
+            except TimeoutError:
+                await connection.execute("SELECT 1")
+
+    def _on_notification(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
+        self._heard(str(payload))
+
+
+class Ticker:
+    """Calls `missed` every TICK_SECONDS."""
+
+    def __init__(self, missed: Callable[[], None]) -> None:
+        self._missed = missed
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="relight-tick")
+
+    async def close(self) -> None:
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _run(self) -> None:
+        while True:
+            await wait(TICK_SECONDS)
+            self._missed()
+
+
+async def wait(seconds: float) -> None:
+    """By the event loop's clock: these pauses are about a real network, not about anything a test would simulate."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await asyncio.Event().wait()

@@ -1,0 +1,73 @@
+-- Leases: a run's is the owner column of its row together with a session of that owner that has not lapsed. Only the server's
+-- clock counts. Epochs and times of runs are not touched: a lease is a hint, the fence is in `heads`.
+
+CREATE FUNCTION relight.clock() RETURNS double precision LANGUAGE sql VOLATILE
+RETURN extract(epoch FROM clock_timestamp())::double precision;
+
+-- Begins the session, keeps it, or begins it again after it has lapsed or was ended.
+CREATE FUNCTION relight.heartbeat(p_owner text, p_process text, p_ttl double precision) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_now double precision := relight.clock();
+BEGIN
+    INSERT INTO relight.orchestrators AS o (owner, process, started_at, heartbeat_at, expires_at)
+    VALUES (p_owner, p_process, v_now, v_now, v_now + p_ttl)
+    ON CONFLICT (owner) DO UPDATE SET process = excluded.process, heartbeat_at = excluded.heartbeat_at,
+        expires_at = excluded.expires_at,
+        started_at = CASE WHEN o.expires_at > v_now THEN o.started_at ELSE excluded.started_at END;
+END $$;
+
+-- Takes those unfinished roots that are nobody's or a dead owner's, and tells who holds each now: NULL for ourselves.
+-- First the locks, in the order of ids, then the comparison, in a statement of its own: one that had waited for a lock would
+-- judge the new owner's session as it stood before the wait, when there may have been none, and take the run from the living.
+CREATE FUNCTION relight.acquire(p_owner text, p_ids text[])
+RETURNS TABLE (run_id text, holder text, holder_expires_at double precision) LANGUAGE plpgsql AS $$
+DECLARE
+    v_now double precision;
+BEGIN
+    PERFORM 1 FROM relight.runs AS r
+    WHERE r.id = ANY (p_ids) AND r.root_id IS NULL AND r.status NOT IN ('completed', 'failed', 'cancelled')
+    ORDER BY r.id FOR NO KEY UPDATE;
+    v_now := relight.clock();
+    UPDATE relight.runs AS r SET owner = p_owner
+    WHERE r.id = ANY (p_ids) AND r.root_id IS NULL AND r.status NOT IN ('completed', 'failed', 'cancelled')
+        AND r.owner IS DISTINCT FROM p_owner
+        AND NOT EXISTS (SELECT FROM relight.orchestrators AS o WHERE o.owner = r.owner AND o.expires_at > v_now);
+    RETURN QUERY
+    SELECT r.id, nullif(r.owner, p_owner), o.expires_at
+    FROM relight.runs AS r LEFT JOIN relight.orchestrators AS o ON o.owner = r.owner
+    WHERE r.id = ANY (p_ids) AND r.root_id IS NULL AND r.status NOT IN ('completed', 'failed', 'cancelled');
+END $$;
+
+-- Nobody's from now on, and due: at its time if it waits for one, else at once. updated_at has passed by the clock of those who
+-- look for what is due. A paused run waits for somebody to free it.
+CREATE FUNCTION relight.release(p_owner text, p_id text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE relight.runs SET owner = NULL, status = CASE status WHEN 'paused' THEN status ELSE 'pending' END,
+        wake_at = CASE status WHEN 'paused' THEN wake_at ELSE coalesce(wake_at, updated_at) END
+    WHERE id = p_id AND owner = p_owner AND root_id IS NULL AND status NOT IN ('completed', 'failed', 'cancelled');
+    IF FOUND THEN
+        PERFORM relight.tell('', 1);
+    END IF;
+    RETURN FOUND;
+END $$;
+
+-- Ends a session and tells those who watch.
+CREATE FUNCTION relight.end_session(p_owner text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM relight.orchestrators WHERE owner = p_owner;
+    PERFORM pg_notify('relight.sessions', p_owner);
+END $$;
+
+-- Ends a session, and frees all that it holds.
+CREATE FUNCTION relight.release_all(p_owner text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE relight.runs AS r SET owner = NULL, status = 'pending', wake_at = coalesce(r.wake_at, r.updated_at)
+    FROM (SELECT u.key FROM relight.runs AS u
+          WHERE u.owner = p_owner AND u.root_id IS NULL AND u.status IN ('pending', 'running', 'waiting')
+          ORDER BY u.id FOR NO KEY UPDATE) AS mine
+    WHERE r.key = mine.key;
+    IF FOUND THEN
+        PERFORM relight.tell('', 1);
+    END IF;
+    PERFORM relight.end_session(p_owner);
+END $$;

@@ -1,0 +1,195 @@
+-- Every statement of the PostgreSQL store; the functions it calls are made by the migrations. `-- name:` gives the name,
+-- "relight." stands for the schema's name. Many values come as arrays: one statement, whatever their number.
+
+-- name: append_batch
+SELECT relight.append_batch($1, $2, $3, $4, $5);
+
+-- name: commit_batch
+SELECT relight.commit_batch($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21,
+    $22, $23, $24, $25);
+
+-- name: next_keys
+-- The first of a block of keys that nobody else gets.
+SELECT nextval('relight.run_keys');
+
+-- name: root_keys
+SELECT id, key FROM relight.runs WHERE id = ANY ($1::text[]) AND root_id IS NULL;
+
+-- name: refused
+-- What is there in place of what a commit found: the run, and the journal's last sequence.
+SELECT r.*, h.last FROM relight.runs AS r LEFT JOIN relight.heads AS h ON h.run = r.key WHERE r.id = ANY ($1::text[]);
+
+-- name: entries_between
+-- For each of many journals the events of a range, in order.
+SELECT w.key, ARRAY(SELECT event FROM relight.journal WHERE run = w.key AND sequence > w.after AND sequence <= w.until
+    ORDER BY sequence)
+FROM unnest($1::bigint[], $2::integer[], $3::integer[]) AS w (key, after, until);
+
+-- name: states
+SELECT run, sequence, state FROM relight.checkpoints WHERE run = ANY ($1::bigint[]);
+
+-- name: claim
+SELECT * FROM relight.claim($1, $2, $3, $4);
+
+-- name: correct_owner
+UPDATE relight.runs SET owner = $3
+WHERE id = $1 AND epoch = $2 AND root_id IS NULL AND owner IS NOT NULL
+    AND status NOT IN ('completed', 'failed', 'cancelled')
+RETURNING key;
+
+-- name: hold
+SELECT relight.hold($1, $2, $3, $4, $5, $6, $7);
+
+-- name: checkpoint
+SELECT relight.checkpoint($1, $2, $3, $4, $5);
+
+-- name: post
+SELECT relight.post($1, $2);
+
+-- name: append_log
+SELECT relight.add_log($1);
+
+-- name: put_blob
+INSERT INTO relight.blobs (digest, data) VALUES ($1, $2) ON CONFLICT DO NOTHING;
+
+-- name: now
+SELECT extract(epoch FROM clock_timestamp())::double precision;
+
+-- name: get_runs
+SELECT * FROM relight.runs WHERE id = ANY ($1::text[]);
+
+-- name: list_runs
+-- The unary plus is how its index is written, and how the others avoid it.
+SELECT * FROM relight.runs
+WHERE (+created_at, id) < ($1::double precision, $2::text) AND +created_at >= $3::double precision
+    AND (NOT $4::boolean OR root_id IS NULL)
+ORDER BY +created_at DESC, id DESC LIMIT $5;
+
+-- name: list_runs_by_status
+-- One search per status, merged: an index holds each status in order, not several of them together.
+SELECT r.* FROM unnest($6::text[]) AS wanted (status) CROSS JOIN LATERAL (
+    SELECT * FROM relight.runs
+    WHERE status = wanted.status AND (created_at, id) < ($1::double precision, $2::text) AND created_at >= $3::double precision
+        AND (NOT $4::boolean OR root_id IS NULL)
+    ORDER BY created_at DESC, id DESC LIMIT $5
+) AS r
+ORDER BY r.created_at DESC, r.id DESC LIMIT $5;
+
+-- name: list_runs_by_flow
+-- By each status, like the one above: a flow's few failures are found among its million successes.
+SELECT r.* FROM unnest($6::text[]) AS wanted (status) CROSS JOIN LATERAL (
+    SELECT * FROM relight.runs
+    WHERE flow = $7 AND status = wanted.status AND (created_at, id) < ($1::double precision, $2::text)
+        AND created_at >= $3::double precision AND (NOT $4::boolean OR root_id IS NULL)
+    ORDER BY created_at DESC, id DESC LIMIT $5
+) AS r
+ORDER BY r.created_at DESC, r.id DESC LIMIT $5;
+
+-- name: list_runs_by_parent
+SELECT * FROM relight.runs
+WHERE parent_id = $8 AND (created_at, id) < ($1::double precision, $2::text) AND created_at >= $3::double precision
+    AND (NOT $4::boolean OR root_id IS NULL) AND status = ANY ($6::text[]) AND ($7::text IS NULL OR flow = $7)
+ORDER BY created_at DESC, id DESC LIMIT $5;
+
+-- name: active_roots
+-- A page after the run $2; where that run is gone the listing starts over, which repeats runs but misses none.
+SELECT * FROM relight.runs
+WHERE root_id IS NULL AND owner = $1 AND status IN ('pending', 'running', 'waiting')
+    AND (created_at, id) > (coalesce((SELECT created_at FROM relight.runs WHERE id = $2), '-infinity'), $2::text)
+ORDER BY created_at, id LIMIT $3;
+
+-- name: owners
+-- Jumps from owner to owner in the index, whatever the number of runs between them.
+WITH RECURSIVE found (owner) AS (
+    (SELECT owner FROM relight.runs
+     WHERE root_id IS NULL AND owner IS NOT NULL AND status IN ('pending', 'running', 'waiting') ORDER BY owner LIMIT 1)
+    UNION ALL
+    SELECT (SELECT r.owner FROM relight.runs AS r
+        WHERE r.root_id IS NULL AND r.owner IS NOT NULL AND r.status IN ('pending', 'running', 'waiting')
+            AND r.owner > found.owner ORDER BY r.owner LIMIT 1)
+    FROM found WHERE found.owner IS NOT NULL
+)
+SELECT owner FROM found WHERE owner IS NOT NULL;
+
+-- name: due
+SELECT * FROM relight.runs
+WHERE root_id IS NULL AND owner IS NULL AND wake_at IS NOT NULL AND status IN ('pending', 'waiting') AND wake_at <= $1
+ORDER BY wake_at LIMIT $2;
+
+-- name: next_due
+SELECT min(wake_at) FROM relight.runs
+WHERE root_id IS NULL AND owner IS NULL AND wake_at IS NOT NULL AND status IN ('pending', 'waiting');
+
+-- name: held
+SELECT * FROM relight.runs WHERE root_id IS NULL AND status = 'paused' AND hold = $1 AND flow = ANY ($2::text[]) LIMIT $3;
+
+-- name: inbox
+SELECT i.id, r.id, i.kind, i.name, i.payload, i.payload_blob, i.dedup, i.at
+FROM relight.runs AS r JOIN relight.inbox AS i ON i.run = r.key AND NOT i.consumed
+WHERE r.id = ANY ($1::text[]) ORDER BY i.id;
+
+-- name: messages_after
+SELECT i.id, r.id, i.kind, i.name, i.payload, i.payload_blob, i.dedup, i.at
+FROM relight.inbox AS i JOIN relight.runs AS r ON r.key = i.run
+WHERE NOT i.consumed AND i.id > $1 ORDER BY i.id LIMIT $2;
+
+-- name: read_log
+SELECT l.id, l.stream, l.token, l.at, l.text
+FROM relight.runs AS r JOIN relight.log AS l ON l.run = r.key AND l.stream = $2 AND l.id > $3
+WHERE r.id = $1 ORDER BY l.id LIMIT $4;
+
+-- name: items
+SELECT run_id, key, index, digest, output, output_blob FROM relight.items
+WHERE run_id = $1 AND ($2::text IS NULL OR key = $2) ORDER BY key, index;
+
+-- name: get_blob
+SELECT data FROM relight.blobs WHERE digest = $1;
+
+-- name: read_entries
+SELECT j.sequence, j.event, j.crc FROM relight.runs AS r JOIN relight.journal AS j ON j.run = r.key
+WHERE r.id = $1 AND j.sequence > $2 ORDER BY j.sequence LIMIT $3;
+
+-- name: journals
+-- Checkpoint and tail of many roots, by one statement: a checkpoint stored between two of them would drop entries of a tail
+-- that is not read yet.
+SELECT r.id, c.sequence, c.state, c.crc, t.sequences, t.events, t.crcs
+FROM relight.runs AS r LEFT JOIN relight.checkpoints AS c ON c.run = r.key
+CROSS JOIN LATERAL (
+    SELECT array_agg(j.sequence) AS sequences, array_agg(j.event) AS events, array_agg(j.crc) AS crcs
+    FROM (SELECT sequence, event, crc FROM relight.journal
+          WHERE run = r.key AND sequence > coalesce(c.sequence, 0) ORDER BY sequence) AS j
+) AS t
+WHERE r.id = ANY ($1::text[]) AND r.root_id IS NULL;
+
+-- name: latest_sequence
+SELECT h.last FROM relight.runs AS r JOIN relight.heads AS h ON h.run = r.key WHERE r.id = $1;
+
+-- name: checkpoint_sequence
+SELECT c.sequence FROM relight.runs AS r JOIN relight.checkpoints AS c ON c.run = r.key WHERE r.id = $1;
+
+-- ---- leases
+
+-- name: heartbeat
+SELECT relight.heartbeat($1, $2, $3);
+
+-- name: end_session
+SELECT relight.end_session($1);
+
+-- name: sessions
+-- With what the clock says: few rows, one per orchestrator.
+SELECT o.owner, o.process, o.started_at, o.heartbeat_at, o.expires_at, c.now
+FROM relight.orchestrators AS o, relight.clock() AS c (now) ORDER BY o.owner;
+
+-- name: acquire
+SELECT * FROM relight.acquire($1, $2);
+
+-- name: release
+SELECT relight.release($1, $2);
+
+-- name: release_all
+SELECT relight.release_all($1);
+
+-- name: get_lease
+SELECT r.owner, o.expires_at FROM relight.runs AS r JOIN relight.orchestrators AS o ON o.owner = r.owner
+WHERE r.id = $1 AND r.root_id IS NULL AND r.status NOT IN ('completed', 'failed', 'cancelled')
+    AND o.expires_at > (SELECT relight.clock());

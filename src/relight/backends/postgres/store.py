@@ -1,0 +1,233 @@
+"""PostgresStore: the whole Store protocol in one schema of a PostgreSQL database (14 or newer).
+
+At most five connections per process: two for commits, so that a long listing never delays one; two for everything else; one
+that listens.
+
+Times: `now()` is the server's clock. `updated_at` is the injected clock's, like every time in a commit: rows are stamped by
+whoever wrote them, and compared only with what the same clock wrote.
+
+Behind PgBouncer in transaction mode say `?pgbouncer=true`. Then nothing may outlive a transaction on the server: statements
+are prepared anew each time, each stands in a BEGIN and COMMIT of its own (four round trips instead of one), and there is no
+LISTEN, so that news of other processes takes up to a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+
+from relight.backends.postgres import read
+from relight.backends.postgres.batch import news_of
+from relight.backends.postgres.commit import Committer
+from relight.backends.postgres.connection import parse
+from relight.backends.postgres.listen import Listener, Ticker
+from relight.backends.postgres.pool import Pool
+from relight.backends.postgres.queries import queries
+from relight.backends.postgres.rows import (
+    change_row,
+    checked_entries,
+    checksum,
+    ended,
+    item_from,
+    line_from,
+    line_row,
+    message_from,
+    message_row,
+    run_from,
+)
+from relight.backends.postgres.schema import check_name, prepare
+from relight.clock import SYSTEM_ENTROPY, Clock
+from relight.errors import StoreUnavailableError
+from relight.model.journal import Journal
+from relight.model.run import Hold, ItemResult, LogLine, Message, News, Page, Run, RunChange, RunFilter
+from relight.ports.store import Commit, CommitResult
+
+CONNECTIONS = 2  # apart from those for commits and the one that listens
+
+
+class PostgresStore:
+    """`url` as asyncpg takes it, several hosts included; with several, the one that takes writes is looked for."""
+
+    lanes = 2  # while the server works on one batch, the engine goes on with the runs of the other
+
+    def __init__(self, url: str, *, clock: Clock, schema: str = "relight", migrate: bool = True) -> None:
+        self._target = parse(url)
+        self._clock = clock
+        self._migrate = migrate
+        self.schema = check_name(schema)
+        self._sql = queries(self.schema)
+        self._sender = str(SYSTEM_ENTROPY.uuid())  # tells our own notifications from others'
+        self._rest: Pool | None = None
+        self._committing: tuple[Pool, Committer] | None = None
+        self._hearing: Listener | Ticker | None = None
+        self._changed: Callable[[News], None] | None = None
+
+    # ---- opening and closing
+
+    async def open(self) -> None:
+        await prepare(self._target, self.schema, migrate=self._migrate)
+        self._rest = Pool(self._target, CONNECTIONS)
+        pool = Pool(self._target, self.lanes)
+        self._committing = (pool, Committer(pool, self._sql, self._sender, self._clock))
+
+    async def migrate(self) -> None:
+        """Bring the schema up to date, whatever `migrate` said: for the command line. The store need not be open."""
+        await prepare(self._target, self.schema, migrate=True)
+
+    async def close(self) -> None:
+        """Waits for what was asked before. Closing twice, or without having opened, does nothing."""
+        hearing, self._hearing = self._hearing, None
+        committing, self._committing = self._committing, None
+        rest, self._rest = self._rest, None
+        if hearing is not None:
+            await hearing.close()
+        if committing is not None:
+            await committing[0].close()
+        if rest is not None:
+            await rest.close()
+
+    @property
+    def _pool(self) -> Pool:
+        if self._rest is None:
+            raise StoreUnavailableError(f"{self._target.name} is not open")
+        return self._rest
+
+    @property
+    def _committer(self) -> Committer:
+        if self._committing is None:
+            raise StoreUnavailableError(f"{self._target.name} is not open")
+        return self._committing[1]
+
+    # ---- the single fenced write
+
+    async def commit(self, commits: Sequence[Commit]) -> list[CommitResult]:
+        return await self._committer.commit(commits) if commits else []
+
+    # ---- hearing other processes
+
+    def watch(self, changed: Callable[[News], None]) -> None:
+        _ = self._pool  # only an open store hears
+        self._changed = changed
+        if self._hearing is None:
+            if self._target.pgbouncer:
+                self._hearing = Ticker(self._missed)
+            else:
+                self._hearing = Listener(self._target, f"{self.schema}.news", self._heard, self._missed)
+
+    def _missed(self) -> None:
+        if self._changed is not None:
+            self._changed(News.ANYTHING)
+
+    def _heard(self, payload: str) -> None:
+        sender, _, flags = payload.partition(" ")
+        if sender == self._sender or self._changed is None:
+            return
+        known = flags.isdecimal() and int(flags) <= News.ANYTHING.value
+        self._changed(News(int(flags)) if known else News.ANYTHING)  # a newer Relight may have more to tell
+
+    # ---- runs
+
+    async def _runs(self, name: str, *arguments: object) -> list[Run]:
+        return [run_from(row) for row in await self._pool.fetch(self._sql[name], *arguments)]
+
+    async def get_run(self, run_id: str) -> Run | None:
+        found = await self.get_runs([run_id])
+        return found[0] if found else None
+
+    async def get_runs(self, run_ids: Sequence[str]) -> list[Run]:
+        return await self._runs("get_runs", run_ids)
+
+    async def list_runs(self, where: RunFilter) -> Page:
+        return await read.list_runs(self._pool, self._sql, where)
+
+    async def list_active_roots(self, owner: str, after: str | None, limit: int) -> list[Run]:
+        return await self._runs("active_roots", owner, after or "", limit)
+
+    async def owners(self) -> list[str]:
+        return [row[0] for row in await self._pool.fetch(self._sql["owners"])]
+
+    async def now(self) -> float | None:
+        now: float = await self._pool.value(self._sql["now"])
+        return now
+
+    async def due(self, now: float, limit: int) -> list[Run]:
+        return await self._runs("due", now, limit)
+
+    async def next_due(self) -> float | None:
+        wake_at: float | None = await self._pool.value(self._sql["next_due"])
+        return wake_at
+
+    async def held(self, hold: Hold, flows: Sequence[str], limit: int) -> list[Run]:
+        return await self._runs("held", hold, flows, limit)
+
+    async def claim(self, epochs: dict[str, int], owner: str) -> dict[str, int]:
+        now = self._clock.now()
+        rows = await self._pool.fetch(self._sql["claim"], list(epochs), list(epochs.values()), owner, now)
+        self._committer.learn([(row[0], row[1]) for row in rows])
+        return {row[0]: row[2] for row in rows}
+
+    async def correct_owner(self, run_id: str, epoch: int, owner: str) -> bool:
+        return bool(await self._pool.fetch(self._sql["correct_owner"], run_id, epoch, owner))
+
+    async def hold(self, epochs: dict[str, int], status: RunChange) -> None:
+        news = news_of(status) | News.RUNS
+        change = change_row(0, "", status)
+        end = ended(status.status, status.hold)
+        given = (self._sender, news.value, self._clock.now(), list(epochs), list(epochs.values()), change, end)
+        await self._pool.fetch(self._sql["hold"], *given)
+
+    # ---- messages, logs and items
+
+    async def post(self, messages: Sequence[Message]) -> list[int | None]:
+        rows = [message_row(0, message) for message in messages]
+        ids: list[int | None] = await self._pool.value(self._sql["post"], self._sender, rows)
+        return ids
+
+    async def inbox(self, root_ids: Sequence[str]) -> list[Message]:
+        return [message_from(row) for row in await self._pool.fetch(self._sql["inbox"], root_ids)]
+
+    async def messages_after(self, message_id: int, limit: int) -> list[Message]:
+        rows = await self._pool.fetch(self._sql["messages_after"], message_id, limit)
+        return [message_from(row) for row in rows]
+
+    async def append_log(self, lines: Sequence[LogLine]) -> None:
+        if lines:
+            await self._pool.fetch(self._sql["append_log"], [line_row(0, line) for line in lines])
+
+    async def read_log(self, run_id: str, stream: str, after: int, limit: int) -> list[LogLine]:
+        rows = await self._pool.fetch(self._sql["read_log"], run_id, stream, after, limit)
+        return [line_from(run_id, row) for row in rows]
+
+    async def item_results(self, run_id: str, key: str | None = None) -> list[ItemResult]:
+        return [item_from(row) for row in await self._pool.fetch(self._sql["items"], run_id, key)]
+
+    # ---- blobs
+
+    async def put_blob(self, data: bytes) -> str:
+        digest = sha256(data).hexdigest()
+        await self._pool.fetch(self._sql["put_blob"], digest, data)
+        return digest
+
+    async def get_blob(self, digest: str) -> bytes | None:
+        data: bytes | None = await self._pool.value(self._sql["get_blob"], digest)
+        return data
+
+    # ---- journals
+
+    async def read_from(self, root_id: str, sequence: int, limit: int) -> Journal:
+        rows = await self._pool.fetch(self._sql["read_entries"], root_id, sequence, limit)
+        return Journal(root_id, None, checked_entries(root_id, rows))
+
+    async def read(self, root_ids: Sequence[str]) -> list[Journal | Exception]:
+        return await read.journals(self._pool, self._sql, root_ids)
+
+    async def latest_sequence(self, root_id: str) -> int:
+        return await self._pool.value(self._sql["latest_sequence"], root_id) or 0
+
+    async def checkpoint(self, root_id: str, epoch: int, sequence: int, state: bytes) -> bool:
+        given = (root_id, epoch, sequence, state, checksum(sequence, state))
+        return bool(await self._pool.value(self._sql["checkpoint"], *given))
+
+    async def get_checkpoint(self, root_id: str) -> int | None:
+        sequence: int | None = await self._pool.value(self._sql["checkpoint_sequence"], root_id)
+        return sequence
