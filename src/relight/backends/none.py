@@ -26,8 +26,8 @@ class NoLeases:
     async def close(self) -> None:
         self._closed.set()
 
-    async def heartbeat(self) -> None:
-        pass
+    async def heartbeat(self) -> bool:
+        return False
 
     async def acquire_lease(self, run_ids: Sequence[str]) -> dict[str, Acquired | OwnedBy]:
         return {run_id: Acquired() for run_id in run_ids}

@@ -63,6 +63,9 @@ class Keeper:
         self._process = process
         self._ttl = ttl_seconds
         self._monotonic = SYSTEM_CLOCK.monotonic
+        # Raised, before valid_until is moved, whenever the lease is renewed after it had lapsed: what was claimed under an
+        # earlier one may be another's by now.
+        self.generation = 0
         self.valid_until = 0.0  # by the monotonic clock: until then nobody else may claim our runs
         self._lost = False
         self._heir: Heir | None = None
@@ -193,11 +196,12 @@ class Keeper:
             lapsed = sent >= self.valid_until
             try:
                 async with asyncio.timeout(self._patience(sent)):
-                    await self.leases.heartbeat()
+                    lapsed |= await self.leases.heartbeat()
             except (LeasesUnavailableError, TimeoutError) as error:
                 self._failed(error)
                 pause = min(period / 4, 1.0)
             else:
+                self.generation += lapsed
                 self.valid_until = sent + self._ttl
                 if self._lost or lapsed:
                     self._lost = False

@@ -146,10 +146,11 @@ class Orchestrator:
         self._doubtful.update(dict.fromkeys(run_ids, crashed))
         self._wanted.set()
 
-    def drive_new(self, row: Run, state: TreeState, flow: Flow[..., object]) -> None:
+    def drive_new(self, row: Run, state: TreeState, flow: Flow[..., object], generation: int) -> None:
         if not self.services.config.recovery.enabled:
             self._own.add(row.id)
         run = LiveRun(self.services, self, row, row.epoch, state)
+        run.generation = generation
         self.drive(run, flow, [])
 
     def drive(self, run: LiveRun, flow: Flow[..., object], messages: Sequence[Message]) -> None:

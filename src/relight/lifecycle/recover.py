@@ -62,11 +62,13 @@ async def take_up(orchestrator: Orchestrator, rows: list[Run], *, crashed: bool)
     orchestrator.taking.update(ids)
     restored: list[_Restored] = []
     began = services.clock.monotonic()
+    generation = services.keeper.generation  # from before the claim: frozen after it, we must ask again
     try:
         rows = await _lease(services, rows)
         epochs = await services.store.claim({row.id: row.epoch for row in rows}, services.owner)
         restored = await _restore(orchestrator, [row for row in rows if row.id in epochs], epochs, crashed)
         for one in restored:
+            one.run.generation = generation
             if crashed:
                 await one.run.writer.committed()  # one commit for all: a crash from here on counts against the run
             if not one.run.writer.fenced:

@@ -73,6 +73,7 @@ class LiveRun:
         self.attempt = state.open[""].attempt if "" in state.open else 1
         self.retry_until = state.open[""].until if "" in state.open else None
         self.keeper = services.keeper
+        self.generation = services.keeper.generation  # of the lease under which the run is known to be ours
         self.time = services.loop.time
         self.stopping: str | None = None  # why operations no longer begin, while the run leaves memory
         self.ended = False  # it is terminal, durably
@@ -167,8 +168,15 @@ class LiveRun:
     async def confirm(self) -> None:
         """Our lease has lapsed (this process was frozen, perhaps): ask the store whether the run is still ours before its
         code takes effect again. Raises Unwind if it is not."""
+        generation = self.keeper.generation
         self.writer.ask()
         await self.settle()
+        self.generation = generation
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether our lease has lapsed since this run was known to be ours."""
+        return self.generation != self.keeper.generation or self.time() >= self.keeper.valid_until
 
     async def ask(self, question: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
         """Read from the store for the flow. One that fails is asked again: its faults are no outcomes of the flow."""

@@ -50,7 +50,7 @@ async def perform(
     elif run.recovered:  # the first step of a branch that the journal does not know: it may have been in flight
         _say_repeated(run, key, None, None)
     try:
-        if run.cancel_reason is not None or run.unsettled or run.time() >= run.keeper.valid_until:
+        if run.cancel_reason is not None or run.unsettled or run.doubtful:
             await _before_acting(run, scope, key)
         if not step.plain:
             value = await _attempts(run, scope, step, key, digest, args, kwargs, begun)
@@ -89,7 +89,7 @@ async def _before_acting(run: LiveRun, scope: Scope, key: str) -> None:
     if run.unsettled:  # values the body may act on must be durable first, or a crash would give it others
         run.unsettled = False
         await run.settle()
-    if run.time() >= run.keeper.valid_until:
+    if run.doubtful:
         await run.confirm()
 
 
@@ -119,7 +119,7 @@ async def _attempts(
     while True:
         if run.stopping is not None:  # between two attempts: the run leaves memory, and the next one is made after that
             raise Unwind(run.stopping)
-        if attempt > 1 and run.time() >= run.keeper.valid_until:
+        if attempt > 1 and run.doubtful:
             await run.confirm()
         if deadline is None:
             deadline = await _announce(run, step, key, attempt)

@@ -31,9 +31,9 @@ class LeaseManager(Protocol):
         """Disconnect, without releasing anything: what `release_all` has not released lapses."""
         ...
 
-    async def heartbeat(self) -> None:
-        """Keep the session, and with it all runs attached to it, for another ttl from now. Begins the session, and begins
-        it again if it has lapsed or was ended meanwhile: the runs that were attached to it may be others' by then."""
+    async def heartbeat(self) -> bool:
+        """Keep the session, and with it all runs attached to it, for another ttl from now. True if it began with this: for
+        the first time, or again after it had lapsed or was ended, when the runs that were attached to it may be others'."""
         ...
 
     async def acquire_lease(self, run_ids: Sequence[str]) -> dict[str, Acquired | OwnedBy]:

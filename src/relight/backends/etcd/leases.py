@@ -94,11 +94,12 @@ class EtcdLeases:
         if connection is not None:
             await connection.close()
 
-    async def heartbeat(self) -> None:
+    async def heartbeat(self) -> bool:
         async with self._beginning:
             if self._lease and await self._etcd.keep_alive(self._lease):
-                return
+                return False
             await self._begin()
+            return True
 
     async def _begin(self) -> None:
         """A new lease, and the session's key on it. A lease whose key was not written holds nothing, and lapses."""

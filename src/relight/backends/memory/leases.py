@@ -40,7 +40,7 @@ class MemoryLeases:
 
     # ---- the session
 
-    async def heartbeat(self) -> None:
+    async def heartbeat(self) -> bool:
         self._check()
         with self._data.lock:
             now = self._clock.now()
@@ -52,6 +52,7 @@ class MemoryLeases:
             session.heartbeat_at, session.expires_at = now, now + self._ttl_seconds
         if begun:
             self._data.tell_watchers()  # they have one more session to wait for
+        return begun
 
     async def end_session(self, owner: str) -> None:
         self._check()

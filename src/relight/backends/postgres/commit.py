@@ -28,7 +28,7 @@ KEYS_PER_BLOCK = 1000  # as the migrations say
 FENCED = "RL001"  # append_batch's own SQLSTATE
 
 # What is left of roots that were dropped without an end; a forgotten key costs one more query.
-MAX_KNOWN_KEYS = 50_000
+MAX_KNOWN_KEYS = 100_000
 
 
 class Refused(msgspec.Struct, gc=False):

@@ -27,6 +27,11 @@ BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 SETTINGS = {
     "application_name": "relight",
     "jit": "off",  # compiling a statement takes longer than any of ours
+    # Every statement of ours looks rows up by an index. A plan that reads all of a small table would still be in use when
+    # the table has grown: statistics come a minute later.
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
     "tcp_keepalives_idle": "30",
     "tcp_keepalives_interval": "10",
     "tcp_keepalives_count": "3",

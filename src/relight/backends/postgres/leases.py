@@ -82,8 +82,9 @@ class PostgresLeases:
 
     # ---- the session
 
-    async def heartbeat(self) -> None:
-        await self._fetch("heartbeat", self._owner, self._process, self._ttl_seconds)
+    async def heartbeat(self) -> bool:
+        ((begun,),) = await self._fetch("heartbeat", self._owner, self._process, self._ttl_seconds)
+        return bool(begun)
 
     async def end_session(self, owner: str) -> None:
         await self._fetch("end_session", owner)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import asyncpg
 
-from relight.backends.postgres.connection import Connection, Target, connect, unavailable
+from relight.backends.postgres.connection import Connection, Target, connect
 from relight.errors import StoreUnavailableError
 
 FIRST_PAUSE_SECONDS = 0.1
@@ -45,19 +45,15 @@ class Listener:
         while True:
             try:
                 connection = await connect(self._target)
-            except (StoreUnavailableError, asyncpg.PostgresError) as error:
-                _log.warning("cannot listen for news, asking again in %.1f s: %s", pause, error)
-                await wait(pause)
-                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
-                continue
-            try:
-                await self._listen(connection)
+                try:
+                    await self._listen(connection)
+                finally:
+                    connection.terminate()
                 pause = FIRST_PAUSE_SECONDS
-            except Exception as error:
-                if unavailable(error, self._target) is None:
-                    raise
-            finally:
-                connection.terminate()
+            except (StoreUnavailableError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+                # Whatever it is, polling goes on without us; a listener that ended would be missed by nobody for days.
+                _log.warning("cannot listen for news, asking again in %.1f s: %s", pause, error)
+                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
             await wait(pause)
 
     async def _listen(self, connection: Connection) -> None:

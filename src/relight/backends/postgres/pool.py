@@ -111,7 +111,7 @@ class Pool:
             if (passing := unavailable(error, self._target)) is not None:
                 raise passing from error
             raise
-        self._idle.append(connection)
+        self._keep(connection)
         return result
 
     async def _take(self) -> Connection:
@@ -135,7 +135,10 @@ class Pool:
             except BaseException:
                 connection.terminate()
                 raise
-        if connection.is_closed() or connection.is_in_transaction():
+        self._keep(connection)
+
+    def _keep(self, connection: Connection) -> None:
+        if self._closed or connection.is_closed() or connection.is_in_transaction():
             connection.terminate()
         else:
             self._idle.append(connection)

@@ -61,9 +61,15 @@ class SqliteLeases:
 
     # ---- the session
 
-    async def heartbeat(self) -> None:
+    async def heartbeat(self) -> bool:
         row = {"owner": self._owner, "process": self._process, "ttl": self._ttl_seconds}
-        self._write(lambda db: db.execute(SQL["heartbeat"], row))
+
+        def job(db: apsw.Connection) -> bool:
+            fresh = read.value(db, "is_fresh", (self._owner,))
+            db.execute(SQL["heartbeat"], row)
+            return not fresh
+
+        return self._write(job)
 
     async def end_session(self, owner: str) -> None:
         self._write(lambda db: db.execute(SQL["end_session"], (owner,)))

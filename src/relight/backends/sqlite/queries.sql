@@ -248,6 +248,9 @@ ON CONFLICT (owner) DO UPDATE SET process = excluded.process, heartbeat_at = exc
     expires_at = excluded.expires_at,
     started_at = iif(expires_at > excluded.heartbeat_at, started_at, excluded.started_at);
 
+-- name: is_fresh
+SELECT expires_at > unixepoch('subsec') FROM orchestrators WHERE owner = ?;
+
 -- name: end_session
 DELETE FROM orchestrators WHERE owner = ?;
 

@@ -153,3 +153,10 @@ class SessionSuite(LeaseBase):
         for _ in range(2):
             await end_until_heard(heard, other, "other#1", other.release_all)
             heard.owners.clear()
+
+    async def test_a_heartbeat_tells_whether_the_session_began_with_it(self, leases: OpenLeases) -> None:
+        a, b = await leases("a#1"), await leases("b#1")
+        assert await a.heartbeat() is False
+        await b.end_session("a#1")
+        assert await a.heartbeat() is True
+        assert await a.heartbeat() is False

@@ -11,6 +11,9 @@
 --   claim vs claim      The second finds another epoch.
 --   ending vs message   See lock_inbox.
 --
+-- Plans: a few rows that come in arrays drive lookups by index, always. Left alone, the planner would find that reading a whole
+-- table is cheaper, on the first day when the table is small, and keep that plan on the second. Hence the settings of each function.
+--
 -- Deadlocks: new ids first, then heads in the order of their keys, then the rest, the inbox lock last. Where that does not
 -- suffice (a spawned run's id that another process is creating at this moment), PostgreSQL ends one of the two
 -- transactions, and the store gives it again.
@@ -37,7 +40,7 @@ END $$;
 
 -- The fast path: every commit is one entry and nothing else. All or nothing: one that does not pass its fence fails the
 -- statement (RL001), and the same batch is given to commit_batch, which can tell them apart.
--- Nested loops from the sorted commits to the heads: that is the order of the locks, and a hash join would read all heads.
+-- Nested loops from the sorted commits to the heads are also the order of the locks.
 CREATE FUNCTION relight.append_batch(p_keys bigint[], p_epochs bigint[], p_sequences integer[], p_events bytea[], p_crcs bigint[])
 RETURNS void LANGUAGE plpgsql
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
@@ -88,7 +91,9 @@ CREATE FUNCTION relight.commit_batch(
     p_created relight.new_run[], p_states relight.new_checkpoint[], p_runs relight.new_run[], p_spawned relight.new_entry[],
     p_changes relight.new_change[], p_blobs relight.new_blob[], p_cuts relight.new_cut[], p_items relight.new_item[],
     p_log relight.new_line[], p_messages relight.new_message[], p_cancels relight.new_cancel[], p_taken relight.taken_message[]
-) RETURNS bigint[] LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
+) RETURNS bigint[] LANGUAGE plpgsql
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $$
 DECLARE
     v_refused bigint[] := '{}';
     v_news integer := p_news;

@@ -102,7 +102,9 @@ BEGIN
 END $$;
 
 -- One by one, because each wants its id. NULL where the run is terminal or unknown.
-CREATE FUNCTION relight.post(p_sender text, p_messages relight.new_message[]) RETURNS bigint[] LANGUAGE plpgsql AS $$
+CREATE FUNCTION relight.post(p_sender text, p_messages relight.new_message[]) RETURNS bigint[] LANGUAGE plpgsql
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $$
 DECLARE
     v_message relight.new_message;
     v_run bigint;
@@ -133,7 +135,9 @@ BEGIN
 END $$;
 
 -- Lines for unknown runs are dropped. One writer at a time, so that a reader that has seen line 7 has seen line 6.
-CREATE FUNCTION relight.add_log(p_log relight.new_line[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION relight.add_log(p_log relight.new_line[]) RETURNS void LANGUAGE plpgsql
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock(1382370420, 'relight.log'::regclass::oid::integer);
     INSERT INTO relight.log (run, stream, token, at, text)
@@ -199,7 +203,9 @@ END $$;
 
 -- Whether it was taken: not when fenced, not newer than the last one, or beyond the journal.
 CREATE FUNCTION relight.checkpoint(p_id text, p_epoch bigint, p_sequence integer, p_state bytea, p_crc bigint)
-RETURNS boolean LANGUAGE plpgsql AS $$
+RETURNS boolean LANGUAGE plpgsql
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $$
 DECLARE
     v_run bigint;
 BEGIN

@@ -5,22 +5,27 @@ CREATE FUNCTION relight.clock() RETURNS double precision LANGUAGE sql VOLATILE
 RETURN extract(epoch FROM clock_timestamp())::double precision;
 
 -- Begins the session, keeps it, or begins it again after it has lapsed or was ended.
-CREATE FUNCTION relight.heartbeat(p_owner text, p_process text, p_ttl double precision) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION relight.heartbeat(p_owner text, p_process text, p_ttl double precision) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_now double precision := relight.clock();
+    v_started double precision;
 BEGIN
     INSERT INTO relight.orchestrators AS o (owner, process, started_at, heartbeat_at, expires_at)
     VALUES (p_owner, p_process, v_now, v_now, v_now + p_ttl)
     ON CONFLICT (owner) DO UPDATE SET process = excluded.process, heartbeat_at = excluded.heartbeat_at,
         expires_at = excluded.expires_at,
-        started_at = CASE WHEN o.expires_at > v_now THEN o.started_at ELSE excluded.started_at END;
+        started_at = CASE WHEN o.expires_at > v_now THEN o.started_at ELSE excluded.started_at END
+    RETURNING o.started_at INTO v_started;
+    RETURN v_started = v_now; -- it began with this
 END $$;
 
 -- Takes those unfinished roots that are nobody's or a dead owner's, and tells who holds each now: NULL for ourselves.
 -- First the locks, in the order of ids, then the comparison, in a statement of its own: one that had waited for a lock would
 -- judge the new owner's session as it stood before the wait, when there may have been none, and take the run from the living.
 CREATE FUNCTION relight.acquire(p_owner text, p_ids text[])
-RETURNS TABLE (run_id text, holder text, holder_expires_at double precision) LANGUAGE plpgsql AS $$
+RETURNS TABLE (run_id text, holder text, holder_expires_at double precision) LANGUAGE plpgsql
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $$
 DECLARE
     v_now double precision;
 BEGIN
@@ -59,7 +64,9 @@ BEGIN
 END $$;
 
 -- Ends a session, and frees all that it holds.
-CREATE FUNCTION relight.release_all(p_owner text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION relight.release_all(p_owner text) RETURNS void LANGUAGE plpgsql
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $$
 BEGIN
     UPDATE relight.runs AS r SET owner = NULL, status = 'pending', wake_at = coalesce(r.wake_at, r.updated_at)
     FROM (SELECT u.key FROM relight.runs AS u
