@@ -1,0 +1,308 @@
+"""Several engines on one store, told apart and kept alive by their leases."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from relight import Relight, flow, sleep, step
+from relight.backends.memory import MemoryLeases, MemoryStore
+from relight.clock import SYSTEM_CLOCK
+from relight.errors import LeasesUnavailableError
+from relight.model.run import Status
+from relight.process import bury
+from tests.flows.world import until
+
+TTL = 0.9
+
+
+class Unreliable(MemoryLeases):
+    """A manager that its engine may be cut off from."""
+
+    cut = False
+
+    async def heartbeat(self) -> bool:
+        if self.cut:
+            raise LeasesUnavailableError("cut off")
+        return await super().heartbeat()
+
+
+class Engines:
+    """Engines on one store, by name; a machine for each, so that nobody knows of the others but by their leases."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore(clock=SYSTEM_CLOCK)
+        self.leases: dict[str, Unreliable] = {}
+        self.open: dict[str, Relight] = {}
+
+    async def start(self, name: str, **config: Any) -> Relight:
+        self.leases[name] = Unreliable(self.store, clock=SYSTEM_CLOCK)
+        recovery = {"lease_ttl": f"{TTL}s", "check_interval": "10s", **config.pop("recovery", {})}
+        rl = Relight(
+            store=self.store,
+            lease_manager=self.leases[name],
+            orchestrator_id=name,
+            recovery=recovery,
+            **config,
+        )
+        await rl.open()
+        self.open[name] = rl
+        return rl
+
+    async def end(self) -> None:
+        for rl in self.open.values():
+            await rl.close()
+
+
+@pytest.fixture
+async def engines() -> AsyncIterator[Engines]:
+    made = Engines()
+    yield made
+    await made.end()
+
+
+class Work:
+    """A run whose step blocks until the gate is opened; who executed it, by engine."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.begun = 0
+        self.cancelled = 0
+
+        @step
+        async def hard() -> int:
+            self.begun += 1
+            try:
+                await self.gate.wait()
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+            return 7
+
+        @flow
+        async def work() -> int:
+            return await hard()
+
+        self.flow = work
+
+
+def owner_is(rl: Relight, run_id: str, name: str | None) -> Callable[[], Any]:
+    async def look() -> bool:
+        owner = (await rl.row(run_id)).owner
+        return owner is None if name is None else (owner or "").startswith(f"{name}#")
+
+    return look
+
+
+async def test_the_runs_of_a_living_engine_are_left_alone(engines: Engines):
+    work = Work()
+    a = await engines.start("a")
+    run = await a.start(work.flow, id="r")
+    await until(lambda: work.begun == 1)
+    b = await engines.start("b", recovery={"check_interval": "0.1s"})
+    assert b._recovery is not None
+    before = time.monotonic()
+    await until(lambda: time.monotonic() - before > 2 * TTL)  # several heartbeats and many looks
+    assert (await b.row("r")).owner == a.services.owner
+    assert (await b.explain("r")).owner_alive
+    work.gate.set()
+    assert await run.result(timeout="5s") == 7
+    assert work.begun == 1
+
+
+async def test_a_step_that_blocks_the_loop_for_longer_than_the_ttl_does_not_cost_the_lease(engines: Engines):
+    @step
+    async def blocking() -> int:
+        time.sleep(2 * TTL)
+        return 1
+
+    @flow
+    async def work() -> int:
+        return await blocking()
+
+    a = await engines.start("a")
+    fenced = a.metrics
+    assert await a.run(work) == 1
+    assert a.services.keeper.held
+    assert a.services.keeper.generation == 0
+    assert fenced.value("relight_leases_lost_total") == 0
+
+
+async def test_who_cannot_renew_lets_go_before_the_lease_lapses_and_comes_back(
+    engines: Engines, caplog: pytest.LogCaptureFixture
+):
+    work = Work()
+    a = await engines.start("a")
+    await a.start(work.flow, id="r")
+    await until(lambda: work.begun == 1)
+    engines.leases["a"].cut = True
+    await until(lambda: "[LEASE_LOST]" in caplog.text)
+    assert a.services.keeper.valid_until > time.monotonic(), "told only after the lapse"
+    await until(owner_is(a, "r", None))
+    assert (await a.row("r")).status is Status.PENDING
+    assert work.cancelled == 1
+    late = await a.start(work.flow, id="late")  # accepted, and left to others
+    assert (await late.describe()).owner is None
+    assert "waits" in (await a.explain("late")).sentence
+    assert work.begun == 1
+    engines.leases["a"].cut = False
+    work.gate.set()
+    assert await (await a.get("r")).result(timeout="5s") == 7
+    assert await late.result(timeout="5s") == 7
+    assert "[LEASE_REGAINED]" in caplog.text
+    assert a.metrics.value("relight_leases_lost_total") == 1
+
+
+async def test_another_takes_over_what_was_let_go(engines: Engines):
+    work = Work()
+    a = await engines.start("a")
+    await a.start(work.flow, id="r")
+    await until(lambda: work.begun == 1)
+    b = await engines.start("b")
+    engines.leases["a"].cut = True
+    await until(owner_is(b, "r", "b"))
+    work.gate.set()
+    assert await (await b.get("r")).result(timeout="5s") == 7
+    assert work.begun == 2
+    tokens = [line.token for line in await b.services.store.read_log("r", "_server", 0, 10)]
+    assert tokens[0] == "RUN_RELEASED"
+
+
+async def test_a_dead_engine_s_runs_are_taken_over_when_its_lease_lapses(engines: Engines):
+    work = Work()
+    a = await engines.start("a")
+    for n in range(30):
+        await a.start(work.flow, id=f"r{n}")
+    await until(lambda: work.begun == 30)
+    b = await engines.start("b")
+    a.services.keeper.abandon()  # silent from now on, as if it were dead; the loop goes on, as if frozen just before a commit
+    lapses = a.services.keeper.valid_until
+    await until(owner_is(b, "r29", "b"))
+    assert time.monotonic() >= lapses - 0.05, "taken before it lapsed"
+    work.gate.set()
+    for n in range(30):
+        assert await (await b.get(f"r{n}")).result(timeout="5s") == 7
+    assert work.begun == 60
+    await until(lambda: a.metrics.value("relight_fenced_writes_total") == 30)
+    assert b.metrics.value("relight_recovery_claims_total") == 30
+
+
+async def test_who_wakes_after_its_lapse_asks_before_the_next_step(engines: Engines):
+    """Frozen between two steps: the second must not run again, since another may have done it."""
+    ran: list[str] = []
+
+    @step
+    async def first() -> None:
+        ran.append("first")
+
+    @step
+    async def second(where: str) -> None:
+        ran.append(f"second at {where}")
+
+    @flow
+    async def work() -> None:
+        await first()
+        if thaw is not None:
+            await thaw.wait()  # plain asyncio: nothing is committed when it ends
+        await second("a" if thaw is not None else "b")
+
+    thaw: asyncio.Event | None = asyncio.Event()
+    frozen = thaw
+    a = await engines.start("a")
+    await a.start(work, id="r")
+    await until(lambda: ran == ["first"])
+    keeper = a.services.keeper
+    keeper.abandon()
+    thaw = None
+    b = await engines.start("b")
+    await (await b.get("r")).result(timeout="10s")
+    assert ran == ["first", "second at b"]
+    keeper.generation += 1  # what the keeper does when it wakes first and renews the lapsed lease
+    keeper.valid_until = time.monotonic() + 100
+    frozen.set()
+    await until(lambda: not a.orchestrator.live)
+    assert ran == ["first", "second at b"]
+    assert a.metrics.value("relight_fenced_writes_total") == 1
+
+
+async def test_two_engines_of_one_name_are_told_apart(engines: Engines, caplog: pytest.LogCaptureFixture):
+    work = Work()
+    a = await engines.start("same")
+    await a.start(work.flow, id="r")
+    await until(lambda: work.begun == 1)
+    engines.open["first"] = engines.open.pop("same")
+    b = await engines.start("same")
+    await until(lambda: "[ORCHESTRATOR_ID_SHARED]" in caplog.text)
+    assert b.services.owner != a.services.owner
+    assert (await b.row("r")).owner == a.services.owner
+    work.gate.set()
+    assert await (await b.get("r")).result(timeout="5s") == 7
+    assert work.begun == 1
+
+
+async def test_a_restart_on_the_same_machine_need_not_wait_for_the_lapse(engines: Engines):
+    work = Work()
+    a = await engines.start("a", recovery={"lease_ttl": "1h"})
+    await a.start(work.flow, id="r")
+    await until(lambda: work.begun == 1)
+    a.services.keeper.abandon()
+    bury(a.services.owner)  # its process is gone
+    engines.open["dead"] = engines.open.pop("a")
+    again = await engines.start("a", recovery={"lease_ttl": "1h"})
+    await until(lambda: work.begun == 2)
+    work.gate.set()
+    assert await (await again.get("r")).result(timeout="5s") == 7
+
+
+async def test_a_stale_timeout_is_waited_for(engines: Engines):
+    work = Work()
+    a = await engines.start("a")
+    await a.start(work.flow, id="r")
+    await until(lambda: work.begun == 1)
+    beat = time.monotonic()
+    a.services.keeper.abandon()
+    b = await engines.start("b", recovery={"stale_timeout": f"{3 * TTL}s"})
+    await until(owner_is(b, "r", "b"))
+    assert time.monotonic() - beat >= 2 * TTL
+    work.gate.set()
+    assert await (await b.get("r")).result(timeout="5s") == 7
+
+
+async def test_a_client_starts_runs_and_drives_none(engines: Engines):
+    work = Work()
+    work.gate.set()
+    client = await engines.start("client", drive=False)
+    run = await client.start(work.flow, id="r")
+    assert (await run.describe()).status is Status.PENDING
+    assert "waits" in (await client.explain("r")).sentence
+    a = await engines.start("a")
+    assert await run.result(timeout="10s") == 7
+    assert await (await a.get("r")).status() is Status.COMPLETED
+    sessions = await a.services.keeper.ask(lambda leases: leases.list_orchestrators())
+    assert [session.name for session in sessions] == ["a"]
+
+
+async def test_many_orphans_drain_through_few_rooms(engines: Engines):
+    @step
+    async def quick() -> int:
+        return 1
+
+    @flow
+    async def work() -> int:
+        await sleep("0ms")
+        return await quick()
+
+    client = await engines.start("client", drive=False)
+    a = await engines.start("a", max_concurrent_runs=200)
+    handles = [await client.start(work) for _ in range(150)]
+    a.services.keeper.abandon()
+    with contextlib.suppress(Exception):
+        a.orchestrator.stopping = True
+    await engines.start("b", max_concurrent_runs=7)
+    for handle in handles:
+        assert await handle.result(timeout="20s") == 1
