@@ -24,7 +24,7 @@ def make_store(config: Config, clock: Clock) -> Store:
         raise ConfigError(f"store {url!r}: this version knows memory:, sqlite:///path, plain paths and postgresql://…")
     from relight.backends.sqlite.store import SqliteStore  # noqa: PLC0415 - apsw is loaded only when SQLite is used
 
-    return SqliteStore(url.removeprefix("sqlite:///"), clock=clock)
+    return SqliteStore(url.removeprefix("sqlite:///"), clock=clock, migrate=config.migrate)
 
 
 def make_leases(config: Config, store: Store, *, given: bool) -> LeaseManager:

@@ -404,3 +404,22 @@ async def test_a_file_that_was_replaced_while_open_is_noticed(store, path):
     path.touch()
     with pytest.raises(StoreError, match="replaced"):
         await store.commit([creation(new_run())])
+
+
+async def test_without_leave_to_migrate_nothing_is_made_or_upgraded(tmp_path):
+    clock = FixedClock()
+    path = tmp_path / "relight.db"
+    with pytest.raises(StoreError):
+        await SqliteStore(path, clock=clock, migrate=False).open()
+    assert not path.exists()
+    old = apsw.Connection(str(path))
+    prepare(old, path, migrations()[:1])
+    old.close()
+    with pytest.raises(StoreFormatError, match="has schema version 1 of .: run `relight migrate`"):
+        await SqliteStore(path, clock=clock, migrate=False).open()
+    store = SqliteStore(path, clock=clock)
+    await store.open()
+    await store.close()
+    store = SqliteStore(path, clock=clock, migrate=False)
+    await store.open()
+    await store.close()

@@ -9,6 +9,7 @@ import pytest
 
 from relight import Relight, RunCancelledError, RunStateError, flow, step, wait_for
 from relight.errors import RunFailedError
+from relight.flow.registry import REGISTRY
 from relight.model.decisions import Action
 from relight.model.replay import restore
 from relight.model.run import Hold, Status
@@ -212,3 +213,21 @@ async def test_one_run_that_cannot_be_restored_does_not_stop_the_pass(world: Wor
     monkeypatch.undo()
     await rl.resume("r2")
     assert await (await rl.get("r2")).result(timeout="10s") == 3
+
+
+async def test_starting_a_run_again_while_it_is_being_recovered(world: World):
+    """A restarted program calls start() with the same id first of all: whoever comes first, the run goes on."""
+    for turns in range(30):
+        work = Work()
+        rl = await world.open()
+        await rl.start(work.flow, id=f"r{turns}")
+        await work.blocked.wait()
+        work.gate.set()
+        await world.crash()
+        world.slow = {"owners": turns % 6, "commit": turns // 6}
+        rl = await world.open()
+        run = await rl.start(work.flow, id=f"r{turns}")
+        assert await run.result(timeout="10s") == 3
+        await world.close()
+        REGISTRY.remove("work")
+        REGISTRY.remove("part")

@@ -161,8 +161,9 @@ class OrphanRecovery:
             after = rows[-1].id
 
     def _ours(self, row: Run) -> bool:
-        """Driven by this process, or about to be."""
-        return self._orchestrator.has(row.id)
+        """Driven by this process, or about to be. A dead owner's is not, even if somebody here calls start() with its id at
+        this moment: that finds the run which is there, and drives nothing."""
+        return row.owner == self._services.owner and self._orchestrator.has(row.id)
 
     def _is_stale(self, row: Run, session: Session | None) -> bool:
         """Asked before anything is claimed or read: with what the row and the lease tell."""

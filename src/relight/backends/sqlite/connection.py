@@ -67,10 +67,14 @@ def connect(path: Path, *, create: bool, vfs: str | None = None, busy_retries: i
     return connection
 
 
-def prepare(connection: apsw.Connection, path: Path, scripts: list[str]) -> None:
-    """Make the file ours and bring it up to date; refuse what is not ours, newer than us or not writable."""
+def prepare(connection: apsw.Connection, path: Path, scripts: list[str], *, migrate: bool = True) -> None:
+    """Make the file ours and bring it up to date (only if it may be migrated); refuse what is not ours, newer than us or
+    not writable."""
     with snapshot(connection):
-        refuse_foreign(connection, path, len(scripts))
+        version = refuse_foreign(connection, path, len(scripts))
+    if version < len(scripts) and not migrate:
+        state = "is empty" if version == 0 else f"has schema version {version} of {len(scripts)}"
+        raise StoreFormatError(f"{path} {state}: run `relight migrate`")
     if connection.readonly("main"):
         raise StoreFormatError(f"{path} is read-only: give this user write permission, or use another path")
     enter_wal(connection, path)

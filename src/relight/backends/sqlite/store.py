@@ -45,9 +45,12 @@ class SqliteStore:
 
     lanes = 1  # SQLite has one writer at a time
 
-    def __init__(self, path: str | os.PathLike[str], *, clock: Clock, vfs: str | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, clock: Clock, migrate: bool = True, vfs: str | None = None
+    ) -> None:
         self.path = Path(path).absolute()  # the file is opened again later, wherever the process then is
         self._clock = clock
+        self._migrate = migrate
         self._vfs = vfs
         self._opened = False
         self._migrations = migrations()
@@ -83,12 +86,12 @@ class SqliteStore:
                 await thread.close()
 
     def _connect_writer(self) -> apsw.Connection:
-        connection = connect(self.path, create=not self._opened, vfs=self._vfs)
+        connection = connect(self.path, create=self._migrate and not self._opened, vfs=self._vfs)
         try:
             if self._opened:
                 check_same(connection, self.path, len(self._migrations))
             else:
-                prepare(connection, self.path, self._migrations)
+                prepare(connection, self.path, self._migrations, migrate=self._migrate)
             # A killed process may have left commits in the WAL whose sync had failed: the system shows them to us from
             # memory, and they are gone after a power cut. Once copied into the file and synced they are what they seem.
             with contextlib.suppress(apsw.BusyError):  # another process is at it
