@@ -20,6 +20,9 @@ BENCHMARKS = {
     "restore": "restore",
     "parked": "parked",
     "sync": "sync_code",
+    "postgres": "postgres",
+    "recovery": "recovery",
+    "idle": "idle",
 }
 BUSY_LOAD = 0.5
 

@@ -1,7 +1,8 @@
-"""dbos on SQLite, embedded: sync workflows on its thread pool. Its async workflows were tried too and are a little slower.
+"""dbos on SQLite or PostgreSQL, embedded: sync workflows on its thread pool. Its async workflows were tried too and are a
+little slower.
 
 By default dbos leaves SQLite's rollback journal on. With `wal` the file is switched to WAL before dbos opens it (the mode
-is kept in the file), which is what a careful user would do.
+is kept in the file), which is what a careful user would do. On PostgreSQL it gets as many connections as it asks for.
 """
 
 from __future__ import annotations
@@ -42,30 +43,48 @@ def launch(folder: str, wal: bool) -> None:
         with sqlite3.connect(path) as db:
             assert db.execute("PRAGMA journal_mode = WAL").fetchone() == ("wal",)
         db.close()
+    _launch(f"sqlite:///{path}")
+    # That it really syncs every commit, as everybody here.
+    assert _setting("PRAGMA synchronous") == 2
+    assert _setting("PRAGMA journal_mode") == ("wal" if wal else "delete")
+
+
+def launch_on_postgres(url: str) -> None:
+    _launch(url.replace("postgresql://", "postgresql+psycopg://"))
+    assert [_setting(f"SHOW {name}") for name in ("fsync", "synchronous_commit", "full_page_writes")] == ["on"] * 3
+
+
+def _launch(url: str) -> None:
     DBOS(
         config={
             "name": "benchmark",
-            "system_database_url": f"sqlite:///{path}",
+            "system_database_url": url,
             "log_level": "ERROR",
             "run_admin_server": False,
             "max_executor_threads": THREADS,
         }
     )
     DBOS.launch()
-    _check(wal)
 
 
-def _check(wal: bool) -> None:
-    """That it really syncs every commit, as everybody here."""
+def _setting(sql: str) -> Any:
     from dbos._dbos import _get_dbos_instance
 
     with _get_dbos_instance()._sys_db.engine.connect() as connection:
-        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
-        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == ("wal" if wal else "delete")
+        return connection.exec_driver_sql(sql).scalar()
 
 
 def throughput(folder: str, runs: int, steps: int, wal: bool) -> dict[str, Any]:
     launch(folder, wal)
+    return _throughput(runs, steps)
+
+
+def throughput_on_postgres(url: str, runs: int, steps: int) -> dict[str, Any]:
+    launch_on_postgres(url)
+    return _throughput(runs, steps)
+
+
+def _throughput(runs: int, steps: int) -> dict[str, Any]:
     _at_once(ten_steps, 5, steps)
     began = time.perf_counter()
     _at_once(ten_steps, runs, steps)

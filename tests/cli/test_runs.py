@@ -69,7 +69,7 @@ async def folder(tmp_path):
         with pytest.raises(Exception, match="luck"):
             await broken.result()
         while (await waiting.status()) != "waiting":
-            await rl.services.recorder._store.latest_sequence("waiting")
+            await rl.services.recorder.store.latest_sequence("waiting")
     return tmp_path
 
 

@@ -87,3 +87,32 @@ def test_billing(run):
     assert [line.split(maxsplit=2)[2] for line in first[:3]] == ["to Ada: 3.30", "to Grace: 4.95", "to Linus: 5.50"]
     assert first[3] == "billing-2026-11: 3 invoices, completed"
     assert run("billing") == first[3:]
+
+
+def test_orchestrator(run, tmp_path):
+    others = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", EXAMPLES / "orchestrator.py", name],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in ("one", "two")
+    ]
+    try:
+        for other in others:
+            assert other.stdout is not None
+            assert other.stdout.readline().endswith(" drives runs\n")
+        expected = [f"album-{n}: {n}.jpg (small), {n}b.jpg (small)" for n in range(4)]
+        assert run("orchestrator", "--client") == expected
+        for other in others:
+            other.terminate()
+        said = [other.communicate(timeout=30)[0] for other in others]
+        assert said == ["one has stopped\n", "two has stopped\n"]
+        assert [other.returncode for other in others] == [0, 0]
+        assert run("orchestrator", "--client") == expected  # finished: their results come from the store
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()

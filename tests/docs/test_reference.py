@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 import typer
 
 import relight
 from relight import config, errors
+from relight.cli.explain import _as_dict as explain_as_dict
 from relight.cli.main import app
+from relight.cli.recovery import as_dict
 from relight.durations import parse_duration
+from relight.metrics import Metrics
+from relight.model.decisions import Action
 from relight.model.run import Hold, Status
+from relight.recovery.explain import Explanation
+from relight.recovery.plan import Planned
 from relight.testing.crashpoints import Mode
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -23,7 +29,7 @@ def first_column(page: str, heading: str | None = None) -> list[str]:
     """The names in code style in the first column of a page's tables, or of those under one heading."""
     text = (DOCS / page).read_text()
     if heading is not None:
-        text = re.split(r"^## ", text.partition(f"## {heading}\n")[2], flags=re.MULTILINE)[0]
+        text = re.split(r"^###? ", text.partition(f"## {heading}\n")[2], flags=re.MULTILINE)[0]
     cells = re.findall(r"^\| (`.+?`) \|", text, re.MULTILINE)
     return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
 
@@ -95,6 +101,15 @@ def test_api_names_the_methods():
     assert not missing
 
 
+def options_of(command: Any) -> set[str]:
+    named = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
+    return named - {"--help"}
+
+
+def options_on_the_page(heading: str) -> set[str]:
+    return {written.split()[0] for written in first_column("reference/cli.md", heading)}
+
+
 def test_cli_lists_the_commands_and_their_options():
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined] # a group, as typer makes it
     page = (DOCS / "reference/cli.md").read_text()
@@ -102,10 +117,72 @@ def test_cli_lists_the_commands_and_their_options():
         name.removeprefix("relight ") for name in first_column("reference/cli.md") if name.startswith("relight ")
     } == set(commands)
     for name, command in commands.items():
-        options = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
-        documented = {written.split()[0] for written in first_column("reference/cli.md", name)}
-        assert documented == options - {"--help"}, name
-        assert f"## {name}\n" in page
+        assert f"\n## {name}\n" in page
+        assert options_on_the_page(name) == options_of(command), name
+        for inner, subcommand in getattr(command, "commands", {}).items():
+            assert f"\n### {name} {inner}\n" in page
+            assert options_on_the_page(f"{name} {inner}") == options_of(subcommand), inner
+
+
+def fields_on_the_page(beginning: str) -> list[str]:
+    """The names that follow this beginning in a row of the command line's page, without what stands in brackets."""
+    listed = re.search(rf"\| {beginning}: (`run`.+) \|", (DOCS / "reference/cli.md").read_text())
+    assert listed is not None
+    return re.findall(r"`(\w+)`", re.sub(r"\(.*?\)", "", listed[1]))
+
+
+def test_the_json_of_plan_and_explain_is_what_the_page_says():
+    planned = Planned(
+        run_id="r",
+        flow="f",
+        status=Status.RUNNING,
+        owner=None,
+        action=Action.LEAVE,
+        reason="",
+        verdict=Action.RESUME,
+        verdict_reason="",
+    )
+    assert fields_on_the_page("a list of objects") == list(as_dict(planned))
+    explained = Explanation(
+        run_id="r",
+        sentence="",
+        status=Status.RUNNING,
+        flow="f",
+        owner=None,
+        owner_alive=False,
+        last_heartbeat=None,
+        lease_expires_at=None,
+        epoch=1,
+        created_at=0.0,
+        updated_at=0.0,
+        last_entry=0,
+        last_operation="",
+        waits_for=[],
+        plan=planned,
+        events=[],
+    )
+    assert fields_on_the_page("an object") == list(explain_as_dict(explained))
+
+
+def test_api_lists_the_fields_of_plans_and_explanations():
+    names = first_column("reference/api.md")
+    for struct in (Planned, Explanation):
+        assert set(struct.__struct_fields__) <= set(names), struct
+    assert "stuck" in names
+    page = (DOCS / "reference/api.md").read_text()
+    assert all(f"`{action.value}`" in page for action in Action)
+
+
+# ---- metrics
+
+
+def test_metrics_lists_every_metric_with_its_type():
+    rows = re.findall(r"^\| `(relight_\w+)` \| (\w+)", (DOCS / "reference/metrics.md").read_text(), re.MULTILINE)
+    counted = {
+        f"{family.name}_total" if family.type == "counter" else family.name: family.type
+        for family in Metrics().registry.collect()
+    }
+    assert dict(rows) == counted
 
 
 # ---- concepts, testing
@@ -137,7 +214,7 @@ def test_payload_structs_are_what_the_json_of_the_command_line_says():
     from relight.model.run import Run
 
     row = Run(id="r", root_id="r", flow="f", status=Status.PENDING, created_at=0.0, updated_at=0.0)
-    listed = re.search(r"a list of objects: (.+) \|", (DOCS / "reference/cli.md").read_text())
+    listed = re.search(r"a list of objects: (`id`.+) \|", (DOCS / "reference/cli.md").read_text())
     assert listed is not None
     assert re.findall(r"`(\w+)`", listed[1]) == list(describe(row))
     names = {

@@ -170,6 +170,7 @@ class Orchestrator:
     def ended(self, run: LiveRun) -> None:
         self.live.pop(run.id, None)
         self.services.keeper.detach(run.id)
+        run.let_go()
         self._own.discard(run.id)
         self.tell(run.id, run.outcome)
         if run.row.parent_id is not None:
@@ -181,6 +182,7 @@ class Orchestrator:
             del self.live[run.id]
             if not run.writer.fenced:  # else its lease is another's already
                 self.services.keeper.detach(run.id)
+        run.let_go()
         self.tell(run.id, None)
         if run.writer.fenced or self.stopping:
             return

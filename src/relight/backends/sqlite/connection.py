@@ -53,7 +53,8 @@ def connect(path: Path, *, create: bool, vfs: str | None = None, busy_retries: i
     Only the first may `create` the file: reopening one that has vanished would go on with an empty database.
     """
     flags = _FLAGS | apsw.SQLITE_OPEN_CREATE if create else _FLAGS
-    connection = apsw.Connection(str(path), flags=flags, vfs=vfs)
+    # Its statement cache is a ring of executions, not of statements: a small one would forget the group commit's own.
+    connection = apsw.Connection(str(path), flags=flags, vfs=vfs, statementcachesize=1000)
     try:
         pause = threading.Event().wait
         connection.set_busy_handler(lambda retries: not pause(BUSY_RETRY_SECONDS) and retries < busy_retries)
