@@ -79,6 +79,9 @@ class Handle:
                     if row.status.terminal:
                         return row
                     if not await self._being_freed(row):
+                        row = await self._relight.row(self.id)  # again: it may have gone on between the two looks
+                        if row.status.terminal:
+                            return row
                         _raise_if_held(row)
                     if orchestrator.stopping:  # nobody will tell us any more
                         raise RelightError(

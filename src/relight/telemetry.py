@@ -22,6 +22,7 @@ class Token(enum.StrEnum):
     OWNER_CORRECTED = "OWNER_CORRECTED"
     ORCHESTRATOR_ID_SHARED = "ORCHESTRATOR_ID_SHARED"
     HEARTBEAT_FAILED = "HEARTBEAT_FAILED"
+    WATCH_FAILED = "WATCH_FAILED"
     LEASE_LOST = "LEASE_LOST"
     LEASE_REGAINED = "LEASE_REGAINED"
     STEP_REPEATED = "STEP_REPEATED"
@@ -58,6 +59,7 @@ MEANING: dict[Token, str] = {
     Token.OWNER_CORRECTED: "a run's lease is held by another than its row says; the row was corrected",
     Token.ORCHESTRATOR_ID_SHARED: "another living orchestrator has the same orchestrator_id; they are told apart by session",
     Token.HEARTBEAT_FAILED: "a heartbeat did not get through; it is tried again before the lease lapses",
+    Token.WATCH_FAILED: "pushes about other orchestrators, or run keys, do not get through; recovery is slower, not wrong",
     Token.LEASE_LOST: "the lease could not be renewed; this process lets go of its runs until it can",
     Token.LEASE_REGAINED: "the lease is renewed again; this process takes up runs again",
     Token.STEP_REPEATED: "a step was in flight when its process died and is executed again",

@@ -415,7 +415,7 @@ async def test_without_leave_to_migrate_nothing_is_made_or_upgraded(tmp_path):
     old = apsw.Connection(str(path))
     prepare(old, path, migrations()[:1])
     old.close()
-    with pytest.raises(StoreFormatError, match="has schema version 1 of .: run `relight migrate`"):
+    with pytest.raises(StoreFormatError, match=r"has schema version 1 of .: run `relight migrate`"):
         await SqliteStore(path, clock=clock, migrate=False).open()
     store = SqliteStore(path, clock=clock)
     await store.open()

@@ -61,15 +61,15 @@ def relight(*arguments: str, cwd, **environ: str) -> subprocess.CompletedProcess
 
 @pytest.fixture
 async def folder(tmp_path):
-    """A database with one run of each kind: completed, failed, waiting in memory of a process that is gone."""
+    """A database with one run of each kind: completed, failed, waiting out of memory."""
     async with Relight(tmp_path / "relight.db", park_after="50ms") as rl:
         await rl.run(cli_parent, 2, id="parent")
         broken = await rl.start(cli_broken, id="broken")
         waiting = await rl.start(cli_waiting, id="waiting")
         with pytest.raises(Exception, match="luck"):
             await broken.result()
-        while (await waiting.status()) != "waiting":
-            await rl.services.recorder.store.latest_sequence("waiting")
+        while (await waiting.describe()).owner is not None:  # parked; on its way there, closing would release it
+            await rl.services.store.latest_sequence("waiting")
     return tmp_path
 
 
@@ -182,5 +182,5 @@ def test_looking_imports_no_modules_of_the_user(folder):
 def test_the_command_lists_its_commands(tmp_path):
     done = relight("--help", cwd=tmp_path)
     assert done.returncode == 0
-    for command in ("demo", "runs", "show"):
+    for command in ("demo", "runs", "show", "explain", "recovery", "orchestrator", "migrate"):
         assert command in done.stdout

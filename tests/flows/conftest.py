@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from relight.flow.registry import REGISTRY, Registry
+from tests.backends.conftest import postgres_server  # noqa: F401
 from tests.flows.world import World
 
 
@@ -18,8 +19,13 @@ def registry() -> Iterator[Registry]:
     REGISTRY._flows, REGISTRY._listeners = flows, listeners
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+# PostgreSQL behaves as the conformance suites say; that the whole engine does on it is looked at in `make soak`.
+WORLDS = ["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.soak)]
+
+
+@pytest.fixture(params=WORLDS)
 async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
-    made = World(request.param, tmp_path)
+    server = request.getfixturevalue("postgres_server") if request.param == "postgres" else None
+    made = World(request.param, tmp_path, server)
     yield made
     await made.end()

@@ -174,7 +174,9 @@ async def test_a_second_process_takes_the_runs_over_and_the_first_is_fenced(stag
     child = await stage.child("drive", "guarded-1", "asking-1")
     await child.says("started")
     await until(lambda: stage.effects()["guarded-1.hang"])
-    async with Relight(stage.path, leases="none") as rl:  # whoever opens it thinks itself alone: only the epoch protects
+    async with Relight(
+        stage.path, leases="none"
+    ) as rl:  # whoever opens it thinks itself alone: only the epoch protects
         await until(lambda: stage.effects()["guarded-1.hang"] == 2)  # in flight there: repeated here, once
         run = await rl.get("guarded-1")
         owner = (await run.describe()).owner

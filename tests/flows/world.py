@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from relight import Handle, Relight, Run
 from relight.backends.memory import MemoryStore
+from relight.backends.postgres import PostgresStore
 from relight.backends.sqlite.store import SqliteStore
 from relight.clock import SYSTEM_ENTROPY
 from relight.flow.registry import REGISTRY
@@ -25,6 +27,9 @@ from relight.model.replay import TreeState, restore
 from relight.model.run import News
 from relight.process import bury
 from relight.testing.clock import FakeClock
+from relight.testing.servers.postgres import PostgresServer
+
+_schemas = itertools.count(1)
 
 DEADLINE_SECONDS = 20.0  # for anything a test waits for; generous, since it is only ever used up by a failure
 
@@ -72,6 +77,13 @@ class MortalStore:
             raise asyncio.CancelledError
 
 
+class WithoutClock(PostgresStore):
+    """The world's clock decides, not the server's: it is advanced by hand."""
+
+    async def now(self) -> None:  # type: ignore[override]
+        return None
+
+
 class FixedEntropy:
     """Ids as ever; `random` gives the same number each time."""
 
@@ -89,10 +101,12 @@ class FixedEntropy:
 
 
 class World:
-    """One store (`kind` is "memory" or "sqlite"), and the engines that a test opens on it, one after the other."""
+    """One store (`kind` is "memory", "sqlite" or "postgres"), and the engines that a test opens on it, one after the other."""
 
-    def __init__(self, kind: str, folder: Path) -> None:
+    def __init__(self, kind: str, folder: Path, server: PostgresServer | None = None) -> None:
         self.kind = kind
+        self.server = server
+        self.schema = f"world_{next(_schemas)}"
         self.path = folder / "relight.db"
         self.clock = FakeClock()
         self.entropy = FixedEntropy()
@@ -111,14 +125,20 @@ class World:
 
     async def open(self, **config: Any) -> Relight:
         """An engine on the store; one that is open already lives on beside it."""
-        inner = self._memory if self.kind == "memory" else SqliteStore(self.path, clock=self.clock)
-        store = MortalStore(inner, self.slow)
+        store = MortalStore(self._store(), self.slow)
         rl = Relight("memory:", store=store, clock=self.clock, entropy=self.entropy, **config)  # type: ignore[arg-type]
         asyncio.get_running_loop().set_exception_handler(self._on_trouble)
         await rl.open()
         self._engines[rl] = store
         self._current, self._config = rl, config
         return rl
+
+    def _store(self) -> Any:
+        if self.kind == "memory":
+            return self._memory
+        if self.server is not None:
+            return WithoutClock(self.server.url(), clock=self.clock, schema=self.schema)
+        return SqliteStore(self.path, clock=self.clock)
 
     async def close(self, rl: Relight | None = None) -> None:
         """End an engine gracefully."""
@@ -230,6 +250,8 @@ class World:
                 "journal": sum(len(tree.entries) for tree in memory.trees.values()),
                 "blobs": len(memory._blobs),
             }[table]
+        if self.server is not None:
+            return int(self.server.sql(f"SELECT count(*) FROM {self.schema}.{table}"))
         # apsw and not sqlite3: two SQLite libraries in one process would drop each other's file locks.
         with contextlib.closing(apsw.Connection(str(self.path))) as db:
             count: Any = db.execute(f"SELECT count(*) FROM {table}").fetchall()[0][0]
@@ -240,17 +262,28 @@ class World:
         if self.kind == "memory":
             tree = self._memory.trees[run_id]
             tree.entries[sequence - tree.base - 1].data = data
+        elif self.server is not None:
+            self._update("journal", "event", data, f"sequence = {sequence} AND ", run_id)
         else:
             self._execute(
                 "UPDATE journal SET event = ? WHERE sequence = ? AND run = (SELECT key FROM runs WHERE id = ?)",
                 (data, sequence, run_id),
             )
 
+    def _update(self, table: str, column: str, data: bytes, where: str, run_id: str) -> None:
+        assert self.server is not None
+        run = f"(SELECT key FROM {self.schema}.runs WHERE id = '{run_id}')"
+        value = f"'\\x{data.hex()}'::bytea"
+        update = f"UPDATE {self.schema}.{table} SET {column} = {value} WHERE {where}run = {run} RETURNING 1"
+        assert self.server.sql(update).strip() == "1"
+
     def damage_checkpoint(self, run_id: str, data: bytes = b"{") -> None:
         if self.kind == "memory":
             state = self._memory.trees[run_id].state
             assert state is not None
             state.data = data
+        elif self.server is not None:
+            self._update("checkpoints", "state", data, "", run_id)
         else:
             self._execute(
                 "UPDATE checkpoints SET state = ? WHERE run = (SELECT key FROM runs WHERE id = ?)", (data, run_id)

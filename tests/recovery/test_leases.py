@@ -118,7 +118,7 @@ async def test_the_runs_of_a_living_engine_are_left_alone(engines: Engines):
 async def test_a_step_that_blocks_the_loop_for_longer_than_the_ttl_does_not_cost_the_lease(engines: Engines):
     @step
     async def blocking() -> int:
-        time.sleep(2 * TTL)
+        time.sleep(2 * TTL)  # noqa: ASYNC251 - the block is the point
         return 1
 
     @flow

@@ -25,11 +25,21 @@ def test_defaults():
     assert config == Config()
     assert msgspec.to_builtins(config) == {
         "store": "sqlite:///relight.db",
+        "db_schema": "relight",
+        "migrate": True,
+        "leases": "store",
+        "drive": True,
         "modules": (),
         "orchestrator_id": None,
         "recovery": {
             "enabled": True,
+            "auto_resume": True,
+            "stale_timeout_seconds": 0.0,
+            "max_resume_age_seconds": 0.0,
+            "lease_ttl_seconds": 30.0,
+            "check_interval_seconds": 30.0,
             "max_startup_recovery": 100,
+            "max_claims_per_check": 10,
             "max_attempts": 10,
             "version_mismatch": "warn",
         },
@@ -46,10 +56,20 @@ def test_defaults():
 def test_every_key_by_environment_by_nested_and_by_flat_keyword_gives_the_same():
     environ = {
         "RELIGHT_STORE": "memory:",
+        "RELIGHT_DB_SCHEMA": "shop",
+        "RELIGHT_MIGRATE": "false",
+        "RELIGHT_LEASES": "etcd://host",
+        "RELIGHT_DRIVE": "false",
         "RELIGHT_MODULES": "shop.flows, shop.more",
         "RELIGHT_ORCHESTRATOR_ID": "host-1",
         "RELIGHT_RECOVERY_ENABLED": "false",
+        "RELIGHT_RECOVERY_AUTO_RESUME": "false",
+        "RELIGHT_RECOVERY_STALE_TIMEOUT": "1m",
+        "RELIGHT_RECOVERY_MAX_RESUME_AGE": "1d",
+        "RELIGHT_RECOVERY_LEASE_TTL": "9s",
+        "RELIGHT_RECOVERY_CHECK_INTERVAL": "4s",
         "RELIGHT_RECOVERY_MAX_STARTUP_RECOVERY": "7",
+        "RELIGHT_RECOVERY_MAX_CLAIMS_PER_CHECK": "8",
         "RELIGHT_RECOVERY_MAX_ATTEMPTS": "3",
         "RELIGHT_RECOVERY_VERSION_MISMATCH": "rerun",
         "RELIGHT_CHECKPOINT_EVERY": "10",
@@ -63,6 +83,10 @@ def test_every_key_by_environment_by_nested_and_by_flat_keyword_gives_the_same()
     }
     top: dict[str, Any] = {
         "store": "memory:",
+        "db_schema": "shop",
+        "migrate": False,
+        "leases": "etcd://host",
+        "drive": False,
         "modules": ["shop.flows", "shop.more"],
         "orchestrator_id": "host-1",
         "park_after": 2,
@@ -74,7 +98,13 @@ def test_every_key_by_environment_by_nested_and_by_flat_keyword_gives_the_same()
     nested: dict[str, dict[str, Any]] = {
         "recovery": {
             "enabled": False,
+            "auto_resume": False,
+            "stale_timeout": "1m",
+            "max_resume_age": timedelta(days=1),
+            "lease_ttl": 9,
+            "check_interval": "4s",
             "max_startup_recovery": 7,
+            "max_claims_per_check": 8,
             "max_attempts": 3,
             "version_mismatch": "rerun",
         },

@@ -197,7 +197,7 @@ class Keeper:
             try:
                 async with asyncio.timeout(self._patience(sent)):
                     lapsed |= await self.leases.heartbeat()
-            except (LeasesUnavailableError, TimeoutError) as error:
+            except Exception as error:  # noqa: BLE001 - without heartbeats this engine would be idle for ever, in silence
                 self._failed(error)
                 pause = min(period / 4, 1.0)
             else:
@@ -216,7 +216,7 @@ class Keeper:
 
     def _failed(self, error: Exception) -> None:
         why = str(error) or "no answer in time"
-        log(logging.WARNING, Token.HEARTBEAT_FAILED, f"{self.owner}: {why}; trying again")
+        log(logging.WARNING, Token.HEARTBEAT_FAILED, f"{self.owner}: {why}; trying again", _unexpected(error))
         if not self._lost and self._monotonic() >= self.valid_until - self._ttl / 3 - 0.01:
             self._lost = True
             log(
@@ -235,8 +235,14 @@ class Keeper:
                 async for orphaned in self.leases.watch_orphans():
                     patience.again()
                     self._tell(self._orphans, orphaned)
-            except (LeasesUnavailableError, TimeoutError) as error:
-                log(logging.DEBUG, Token.HEARTBEAT_FAILED, f"watching for orphans: {error}")
+            except Exception as error:  # noqa: BLE001 - pushes only wake: without them recovery is slower, not wrong
+                level = logging.DEBUG if _unexpected(error) is None else logging.WARNING
+                log(
+                    level,
+                    Token.WATCH_FAILED,
+                    f"{self.owner}: {error}; orphans are found by looking",
+                    _unexpected(error),
+                )
             await patience.pause()
 
     async def _attach_all(self) -> None:
@@ -250,8 +256,9 @@ class Keeper:
                     batch = dict(itertools.islice(self._attach.items(), ATTACH_BATCH))
                 try:
                     await self._bring_up(batch)
-                except (LeasesUnavailableError, TimeoutError) as error:
-                    log(logging.DEBUG, Token.HEARTBEAT_FAILED, f"attaching runs: {error}")
+                except Exception as error:  # noqa: BLE001 - as in _beat
+                    level = logging.DEBUG if _unexpected(error) is None else logging.WARNING
+                    log(level, Token.WATCH_FAILED, f"{self.owner}: attaching runs: {error}", _unexpected(error))
                     await patience.pause()
                     continue
                 patience.again()
@@ -303,3 +310,8 @@ class Keeper:
     def _orphans(self, orphaned: Orphaned) -> None:
         if self._heir is not None:
             self._heir.orphans(orphaned)
+
+
+def _unexpected(error: Exception) -> Exception | None:
+    """For its traceback: anything but a server that does not answer is a bug in a manager."""
+    return None if isinstance(error, LeasesUnavailableError | TimeoutError) else error

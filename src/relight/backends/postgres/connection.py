@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -113,6 +115,39 @@ async def connect(target: Target, command_seconds: float = COMMAND_SECONDS) -> C
                 raise passing from error
             raise
     return connection
+
+
+class Connector:
+    """Makes connections. Whoever is cancelled meanwhile does not break the attempt off: asyncpg would complain to the event
+    loop. It is finished without them, and `spare` is given the connection."""
+
+    def __init__(self, target: Target, spare: Callable[[Connection], None]) -> None:
+        self._target = target
+        self._spare = spare
+        self._attempts: set[asyncio.Task[Connection]] = set()
+
+    async def connect(self, command_seconds: float = COMMAND_SECONDS) -> Connection:
+        """As `connect`."""
+        attempt = asyncio.ensure_future(connect(self._target, command_seconds))
+        self._attempts.add(attempt)
+        try:
+            return await asyncio.shield(attempt)
+        except asyncio.CancelledError:
+            attempt.add_done_callback(self._unwanted)
+            raise
+        finally:
+            if attempt.done():
+                self._attempts.discard(attempt)
+
+    def _unwanted(self, attempt: asyncio.Task[Connection]) -> None:
+        self._attempts.discard(attempt)
+        if not attempt.cancelled() and attempt.exception() is None:
+            self._spare(attempt.result())
+
+    async def close(self, seconds: float) -> None:
+        """Wait for attempts that nobody waits for."""
+        if self._attempts:
+            await asyncio.wait(self._attempts, timeout=seconds)
 
 
 def refused(error: BaseException) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import asyncpg
 
-from relight.backends.postgres.connection import Connection, Target, connect
+from relight.backends.postgres.connection import Connection, Connector, Target
 from relight.errors import StoreUnavailableError
 
 FIRST_PAUSE_SECONDS = 0.1
@@ -21,6 +21,7 @@ LONGEST_PAUSE_SECONDS = 10.0
 # An idle connection that was cut without a word is noticed by asking it something.
 PROBE_SECONDS = 30.0
 TICK_SECONDS = 1.0
+CLOSE_SECONDS = 2.0
 
 _log = logging.getLogger("relight.backends.postgres")
 
@@ -33,18 +34,20 @@ class Listener:
         self._channel = channel
         self._heard = heard
         self._missed = missed
+        self._connector = Connector(target, lambda connection: connection.terminate())
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"relight-listen-{channel}")
 
     async def close(self) -> None:
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
+        await self._connector.close(CLOSE_SECONDS)
 
     async def _run(self) -> None:
         pause = FIRST_PAUSE_SECONDS
         while True:
             try:
-                connection = await connect(self._target)
+                connection = await self._connector.connect()
                 try:
                     await self._listen(connection)
                 finally:

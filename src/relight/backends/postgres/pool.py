@@ -20,8 +20,8 @@ from relight.backends.postgres.connection import (
     DURABLE,
     READ_ONLY,
     Connection,
+    Connector,
     Target,
-    connect,
     unavailable,
 )
 from relight.errors import StoreUnavailableError
@@ -43,6 +43,7 @@ class Pool:
         self._size = size
         self._slots = asyncio.Semaphore(size)
         self._idle: list[Connection] = []
+        self._connector = Connector(target, self._keep)
         self._closed = False
 
     async def fetch(self, statement: str, *arguments: Any) -> list[Any]:
@@ -69,6 +70,7 @@ class Pool:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await self._slots.acquire()
+        await self._connector.close(CLOSE_SECONDS)
         idle, self._idle = self._idle, []
         for connection in idle:
             await close(connection)
@@ -119,7 +121,7 @@ class Pool:
             connection = self._idle.pop()
             if not connection.is_closed():
                 return connection
-        return await connect(self._target, self._command_seconds)
+        return await self._connector.connect(self._command_seconds)
 
     async def _give_back(self, connection: Connection, error: asyncpg.PostgresError, *, transaction: bool) -> None:
         """After an error that the server sent: it has ended the statement, and the session goes on."""

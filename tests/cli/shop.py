@@ -1,0 +1,153 @@
+"""The flows that the command line's tests drive in real processes, and how those are started.
+
+Steps leave marks in a file that RELIGHT_TEST_MARKS names, so that a test knows what has begun, and how often; a gate is shut
+until a file of that name with `.open` behind it is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from relight import flow, step, wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULE = "tests.cli.shop"
+DEADLINE_SECONDS = 60.0  # used up only by a failure; machines may be busy
+
+
+# ---- in the driven process
+
+
+def _marks() -> Path:
+    return Path(os.environ["RELIGHT_TEST_MARKS"])
+
+
+def _mark(what: str) -> None:
+    with _marks().open("a") as file:
+        file.write(what + "\n")
+
+
+@step
+async def shop_price(cents: int) -> int:
+    _mark("price")
+    return cents
+
+
+@step
+async def shop_gate() -> str:
+    _mark("gate")
+    while not _marks().with_suffix(".open").exists():  # noqa: ASYNC110 - another process opens it
+        await asyncio.sleep(0.01)
+    return "open"
+
+
+@step
+def shop_thread(seconds: float) -> None:
+    _mark("thread")
+    time.sleep(seconds)
+
+
+@step
+async def shop_block(seconds: float) -> None:
+    """As no step should: nothing else of the process's event loop runs meanwhile."""
+    _mark("block")
+    time.sleep(seconds)  # noqa: ASYNC251 - that is the point
+
+
+@step(on_crash="fail")
+async def shop_coins() -> str:
+    _mark("coins")
+    return await shop_gate()
+
+
+@flow
+async def shop_order(cents: int) -> str:
+    return f"{await shop_price(cents)} {await shop_gate()}"
+
+
+@flow
+async def shop_vend() -> str:
+    await shop_price(1)
+    return await shop_coins()
+
+
+@flow(resumable=False)
+async def shop_fragile() -> str:
+    return await shop_gate()
+
+
+@flow
+async def shop_wait() -> str:
+    return str(await wait_for("go", timeout="1h"))
+
+
+@flow
+async def shop_busy(how: str) -> None:
+    await (shop_thread(60.0) if how == "thread" else shop_block(60.0))
+
+
+# ---- in the test
+
+
+def environ(folder: Path, **more: str) -> dict[str, str]:
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    return {**os.environ, "PYTHONPATH": path, "RELIGHT_TEST_MARKS": str(folder / "marks"), **more}
+
+
+def relight(*arguments: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """A command, to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "relight.cli.main", *arguments],
+        cwd=cwd,
+        env=environ(cwd, **more),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def orchestrator(folder: Path, *arguments: str, **more: str) -> subprocess.Popen[str]:
+    """`relight orchestrator` on the folder's database, once it drives runs. Its log goes to `log`."""
+    begun = count_lines(folder / "log", " drives runs of ")
+    with (folder / "log").open("a") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "relight.cli.main", "orchestrator", "--module", MODULE, *arguments],
+            cwd=folder,
+            env=environ(folder, **more),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            text=True,
+        )
+    until(lambda: count_lines(folder / "log", " drives runs of ") > begun or process.poll() is not None)
+    assert process.poll() is None, (folder / "log").read_text()
+    return process
+
+
+def count_lines(file: Path, text: str) -> int:
+    return sum(text in line for line in file.read_text().splitlines()) if file.exists() else 0
+
+
+def marks(folder: Path, what: str) -> int:
+    """How often a step of this mark has begun."""
+    file = folder / "marks"
+    return file.read_text().splitlines().count(what) if file.exists() else 0
+
+
+def open_gate(folder: Path) -> None:
+    (folder / "marks.open").touch()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    latest = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < latest, "it did not come to pass in time"
+        time.sleep(0.01)

@@ -1,0 +1,159 @@
+"""`relight orchestrator`: it drives what others start, lets go when it is told to, and hears a second signal always."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from relight import Relight
+from relight.model.run import Run, Status
+from tests.cli import shop
+from tests.cli.shop import marks, open_gate, orchestrator, relight, until
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def started():
+    """Start orchestrators; whatever a test leaves behind is killed."""
+    processes = []
+
+    def start(folder: Path, *arguments: str, **environ: str):
+        process = orchestrator(folder, *arguments, **environ)
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def client(folder: Path) -> Relight:
+    return Relight(folder / "relight.db", drive=False)
+
+
+async def row_of(folder: Path, run_id: str) -> Run:
+    async with client(folder) as rl:
+        return await (await rl.get(run_id)).describe()
+
+
+def sessions(folder: Path) -> list[str]:
+    with sqlite3.connect(folder / "relight.db") as db:
+        return [owner for (owner,) in db.execute("SELECT owner FROM orchestrators")]
+
+
+async def test_it_drives_what_a_client_starts(tmp_path, started):
+    open_gate(tmp_path)
+    process = started(tmp_path, "--id", "one")
+    async with client(tmp_path) as rl:
+        runs = [await rl.start(shop.shop_order, n, id=f"order-{n}") for n in range(5)]
+        assert [await run.result(timeout="30s") for run in runs] == [f"{n} open" for n in range(5)]
+    assert marks(tmp_path, "price") == 5
+    (owner,) = sessions(tmp_path)
+    assert owner.startswith("one#")
+    process.terminate()
+    assert process.wait(timeout=30) == 0
+    assert sessions(tmp_path) == []
+
+
+@pytest.mark.parametrize("one", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_releases_the_runs_for_others(tmp_path, started, one):
+    process = started(tmp_path, "--id", "one", RELIGHT_SHUTDOWN_GRACE="100ms")
+    async with client(tmp_path) as rl:
+        await rl.start(shop.shop_order, 3, id="order")
+    until(lambda: marks(tmp_path, "gate") == 1)
+    process.send_signal(one)
+    assert process.wait(timeout=30) == 0
+    row = await row_of(tmp_path, "order")
+    assert (row.status, row.owner, row.reason) == (Status.PENDING, None, "released")
+    assert sessions(tmp_path) == []
+
+    open_gate(tmp_path)
+    started(tmp_path, "--id", "two")
+    async with client(tmp_path) as rl:
+        assert await (await rl.get("order")).result(timeout="30s") == "3 open"
+        events = (await rl.explain("order")).events
+    assert marks(tmp_path, "price") == 1, "a committed step never runs again"
+    assert [line.token for line in events] == ["RUN_RELEASED"], "a release is no crash"
+
+
+async def test_a_step_in_flight_may_finish_within_the_grace(tmp_path, started):
+    process = started(tmp_path, "--id", "one", RELIGHT_SHUTDOWN_GRACE="30s")
+    async with client(tmp_path) as rl:
+        await rl.start(shop.shop_order, 3, id="order")
+        until(lambda: marks(tmp_path, "gate") == 1)
+        process.terminate()
+        await asyncio.sleep(0.2)
+        assert process.poll() is None
+        open_gate(tmp_path)
+        assert process.wait(timeout=20) == 0
+        started(tmp_path, "--id", "two")
+        assert await (await rl.get("order")).result(timeout="30s") == "3 open"
+    assert marks(tmp_path, "gate") == 1
+
+
+@pytest.mark.parametrize("how", ["gate", "thread", "block"])
+async def test_a_second_signal_ends_it_at_once_whatever_a_step_does(tmp_path, started, how):
+    process = started(tmp_path, "--id", "one", RELIGHT_SHUTDOWN_GRACE="60s")
+    async with client(tmp_path) as rl:
+        if how == "gate":
+            await rl.start(shop.shop_order, 3, id="order")
+        else:
+            await rl.start(shop.shop_busy, how, id="order")
+    until(lambda: marks(tmp_path, how) == 1)
+    process.terminate()
+    await asyncio.sleep(0.2)
+    assert process.poll() is None, "the first signal lets the step finish"
+    process.terminate()
+    assert process.wait(timeout=5) == 1
+    row = await row_of(tmp_path, "order")
+    assert not row.status.terminal
+    assert row.owner is not None, "it had no time to release anything: this was a crash"
+    assert row.owner.startswith("one#")
+
+
+async def test_killed_and_started_again_it_goes_on_at_once(tmp_path, started):
+    """The lease has 30 s left; that the process is gone is seen on the same machine."""
+    first = started(tmp_path, "--id", "one")
+    async with client(tmp_path) as rl:
+        await rl.start(shop.shop_order, 3, id="order")
+        until(lambda: marks(tmp_path, "gate") == 1)
+        first.kill()
+        first.wait()
+        open_gate(tmp_path)
+        started(tmp_path, "--id", "one")
+        assert await (await rl.get("order")).result(timeout="10s") == "3 open"
+        events = (await rl.explain("order")).events
+    assert [line.token for line in events] == ["RUN_RESUMED", "STEP_REPEATED"]
+    assert (marks(tmp_path, "price"), marks(tmp_path, "gate")) == (1, 2)
+
+
+async def test_two_of_one_name_are_told_apart(tmp_path, started):
+    started(tmp_path, "--id", "one")
+    started(tmp_path, "--id", "one")
+    until(lambda: "[ORCHESTRATOR_ID_SHARED]" in (tmp_path / "log").read_text())
+    owners = sessions(tmp_path)
+    assert len(owners) == 2
+    assert {owner.partition("#")[0] for owner in owners} == {"one"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--module", "no_such_module"], "No module named 'no_such_module'"),
+        (["--db", "mysql://host/db"], "this version knows"),
+        (["--db", "."], "is a directory"),
+        (["--leases", "zookeeper"], "leases 'zookeeper': expected store, none or etcd"),
+    ],
+)
+def test_what_it_cannot_do_is_one_line(tmp_path, arguments, problem):
+    done = relight("orchestrator", *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("relight: ")
+    assert problem in done.stderr
+    assert len(done.stderr.splitlines()) == 1
