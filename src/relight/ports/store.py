@@ -52,7 +52,9 @@ class Commit(msgspec.Struct, kw_only=True, gc=False):
     ] = ()  # rows of this tree. A child's may leave a terminal status: its parent was retried
     blobs: Mapping[str, bytes] = _NO_BLOBS
     items: Sequence[ItemResult] = ()
-    cut_items: Sequence[tuple[str, str, int]] = ()  # run, foreach key, index: drop its items from there on, then put `items`
+    cut_items: Sequence[
+        tuple[str, str, int]
+    ] = ()  # run, foreach key, index: drop its items from there on, then put `items`
     log: Sequence[LogLine] = ()  # lines for the logs of this tree's runs
     messages: Sequence[Message] = ()  # to other runs; dropped when that run is terminal or unknown
     cancel_spawned: str | None = (

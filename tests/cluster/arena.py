@@ -1,0 +1,107 @@
+"""Where a cluster test takes place: a store of some kind, a cluster on it, and a client that drives nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from relight import Handle, Relight
+from relight.model.journal import AnyEvent, decode_event
+from relight.model.run import Run
+from relight.testing.cluster import Cluster
+from relight.testing.deeds import Note, audit_deeds, read_book, stale_writes
+from relight.testing.killing import complaints
+from relight.testing.servers.etcd import EtcdServer
+from relight.testing.servers.postgres import PostgresServer
+from tests.cluster import flows
+
+MODULE = "tests.cluster.node"
+ROOT = Path(__file__).parents[2]
+
+
+class Arena:
+    """One test's own store. `postgres` and `etcd` are None where the kind has none; they are shared by a session's tests."""
+
+    def __init__(
+        self, kind: str, folder: Path, store: str, leases: str, postgres: PostgresServer | None, etcd: EtcdServer | None
+    ) -> None:
+        self.kind = kind
+        self.folder = folder
+        self.store = store
+        self.leases = leases
+        self.postgres = postgres
+        self.etcd = etcd
+        self.cluster: Cluster
+        self._notes: list[Note] = []  # in the order they were written
+        self._read = 0  # bytes of the book
+
+    @contextlib.asynccontextmanager
+    async def opened(self, ttl_seconds: float, **options: Any) -> AsyncIterator[tuple[Cluster, Relight]]:
+        """A cluster without nodes yet, and a client."""
+        environ = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+        options = {"park_after": 0.2, "shutdown_grace": 2.0} | options
+        async with (
+            Cluster(
+                self.store,
+                self.leases,
+                folder=self.folder,
+                ttl_seconds=ttl_seconds,
+                module=MODULE,
+                environ=environ,
+                options=options,
+            ) as cluster,
+            Relight(self.store, leases=self.leases, drive=False) as rl,
+        ):
+            self.cluster = cluster
+            yield cluster, rl
+
+    @property
+    def book(self) -> Path:
+        return self.folder / "book"
+
+    def notes(self, what: str = "start", key: str = "", run: str = "") -> list[Note]:
+        """Lines of the ledger: by default the beginnings of steps. `key` is a part of the step's key."""
+        if self.book.exists():
+            with self.book.open("rb") as book:
+                book.seek(self._read)
+                new = book.read()
+            whole = new[: new.rfind(b"\n") + 1]
+            self._read += len(whole)
+            self._notes += [msgspec.json.decode(line, type=Note) for line in whole.splitlines()]
+        return [note for note in self._notes if note.what == what and key in note.key and run in ("", note.run)]
+
+    def begun(self) -> set[str]:
+        """Runs of which a step has begun."""
+        return {note.run for note in self.notes()}
+
+    def resumed(self, name: str) -> int:
+        """How many orphans a node has taken up, over all its lives."""
+        return self.cluster.log(name).count("[RUN_RESUMED]")
+
+    def open_gate(self, gate: str) -> None:
+        (self.folder / gate).touch()
+
+    async def verify(self, rl: Relight, runs: Sequence[Handle]) -> list[str]:
+        """Nothing committed was repeated and nothing stale was written; what was repeated in flight."""
+        deeds = audit_deeds(read_book(self.book))
+        assert not deeds.repeated, deeds.repeated
+        stale = await stale_writes(rl, [await run.describe() for run in runs], read_book(self.book))
+        assert not stale, stale
+        assert not (found := complaints(self.cluster)), found
+        return deeds.in_flight
+
+
+async def journal(rl: Relight, run: Handle) -> list[AnyEvent]:
+    found = await rl.services.store.read_from(run.id, 0, 100_000)
+    return [decode_event(entry.event) for entry in found.entries]
+
+
+async def rows(rl: Relight, runs: Sequence[Handle]) -> list[Run]:
+    return await rl.services.store.get_runs([run.id for run in runs])
+
+
+__all__ = ["Arena", "flows", "journal", "rows"]

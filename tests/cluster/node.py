@@ -1,0 +1,63 @@
+"""An orchestrator of the cluster tests: `python -m tests.cluster.node SETTINGS` (see relight.testing.cluster.Node)."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from relight import Relight
+from relight.clock import SYSTEM_CLOCK, Timer
+from relight.testing.cluster import Node, ready, told
+from relight.testing.deeds import open_book
+from tests.cluster import flows
+
+STUCK_SECONDS = 15.0  # nobody closes for so long: shutdown_grace is shorter here
+
+
+class SkewedClock:
+    """A machine whose clock is wrong by so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def now(self) -> float:
+        return SYSTEM_CLOCK.now() + self.seconds
+
+    def monotonic(self) -> float:
+        return SYSTEM_CLOCK.monotonic()
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
+        return SYSTEM_CLOCK.call_later(seconds, callback)
+
+
+async def main(node: Node) -> None:
+    async with Relight(node.store, clock=SkewedClock(node.arguments.get("skew", 0.0)), **node.settings()) as rl:
+        signalled = asyncio.create_task(rl.signalled())
+        await asyncio.sleep(0)  # from here on SIGTERM is caught
+        if node.arguments.get("settle"):  # the pass at start, which knows dead processes at once, is over
+            assert rl._recovery is not None
+            await rl._recovery.settled.wait()
+        ready(rl.services.owner)
+        await signalled
+        # It closes, and then ends. If that takes too long, its log tells where it hangs.
+        faulthandler.dump_traceback_later(STUCK_SECONDS)
+        asyncio.get_running_loop().call_later(STUCK_SECONDS, _print_tasks)
+
+
+def _print_tasks() -> None:
+    for task in asyncio.all_tasks():
+        task.print_stack(file=sys.stderr)
+
+
+if __name__ == "__main__":
+    settings = told()
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s.%(msecs)03d %(message)s", datefmt="%T"
+    )
+    flows.GATES = Path(settings.folder)
+    open_book(Path(settings.folder) / "book", settings.id)
+    asyncio.run(main(settings))

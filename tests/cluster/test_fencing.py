@@ -1,0 +1,259 @@
+"""Owners that are frozen, cut off, mistaken about the time or about who they are: nothing they do counts twice."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from relight import Handle, Relight
+from relight.model.journal import RunRecovered
+from relight.model.run import Status
+from relight.telemetry import Token
+from relight.testing.cluster import Cluster, pause, until
+from relight.testing.servers.proxy import TcpProxy
+from tests.cluster.arena import Arena, flows, journal
+
+TTL = 1.0
+SETTLED = {"settle": True}
+ETCD = ["postgres+etcd"]
+POSTGRES = ["postgres", "postgres+etcd"]
+
+
+def token(one: Token) -> str:
+    return f"[{one}]"
+
+
+async def held_by(arena: Arena, run: Handle, count: int) -> str:
+    """Wait until the step that lasts has begun so many times; who began it last."""
+    await until(
+        lambda: len(arena.notes(key="held", run=run.id)) == count, f"the step to begin {count} times", within=20
+    )
+    return arena.notes(key="held", run=run.id)[-1].by
+
+
+async def took_over(arena: Arena, rl: Relight, run: Handle, name: str) -> list[Any]:
+    """`name` has the run, finishes it, and nothing that comes after that changes anything."""
+    assert await held_by(arena, run, 2) == name
+    arena.open_gate("open")
+    assert await run.result(timeout="20s") == 6
+    return [await journal(rl, run), await run.describe()]
+
+
+# ---- frozen
+
+
+async def test_a_frozen_owner_wakes_up_after_another_has_finished_the_run(arena: Arena):
+    async with arena.opened(TTL) as (cluster, rl):
+        await cluster.start("a")
+        run = await rl.start(flows.gated, "open")
+        await held_by(arena, run, 1)
+        await cluster.start("b", arguments=SETTLED)
+        await cluster.freeze("a")
+        before = await took_over(arena, rl, run, "b")
+        cluster.thaw("a")
+        await cluster.logs("a", f"{token(Token.RUN_FENCED)} run {run.id}")
+        assert [await journal(rl, run), await run.describe()] == before
+        (recovered,) = [event for event in before[0] if isinstance(event, RunRecovered)]
+        assert (recovered.owner, recovered.previous_owner) == (cluster.owner("b"), cluster.owner("a"))
+        assert before[1].epoch == 3  # created, taken up by a, claimed by b
+        assert len(await arena.verify(rl, [run])) == 1
+        assert await another_is_driven(rl, cluster, "b", "a")  # a is as good as new
+
+
+async def another_is_driven(rl: Relight, cluster: Cluster, without: str, by: str) -> bool:
+    """Whether `by` takes up runs: the other one is killed, so that nobody else could."""
+    await cluster.kill(without)
+    return bool(await rl.run(flows.steps, 3) == 3)
+
+
+# ---- cut off
+
+
+@pytest.fixture
+def proxy(arena: Arena, request: pytest.FixtureRequest) -> Iterator[TcpProxy]:
+    """Between `a` and the server that the test is about."""
+    server = {"etcd": arena.etcd, "postgres": arena.postgres}[request.param]
+    assert server is not None
+    with TcpProxy("127.0.0.1", server.port) as made:
+        yield made
+
+
+def through(arena: Arena, proxy: TcpProxy) -> dict[str, Any]:
+    """How a node reaches the one server through the proxy, and everything else directly."""
+    assert arena.postgres is not None
+    ports = {arena.postgres.port: "postgres"} | ({arena.etcd.port: "etcd"} if arena.etcd is not None else {})
+    target = proxy._target[1]
+    if ports[target] == "etcd":
+        return {"leases": arena.leases.replace(f":{target}/", f":{proxy.port}/")}
+    return {"store": arena.store.replace(f":{target}/", f":{proxy.port}/")}
+
+
+@pytest.mark.parametrize("how", ["stall", "cut"])
+@pytest.mark.parametrize("kind", ETCD)
+@pytest.mark.parametrize("proxy", ["etcd"], indirect=True)
+async def test_an_owner_is_cut_off_from_its_leases_only(arena: Arena, proxy: TcpProxy, how: str):
+    async with arena.opened(TTL) as (cluster, rl):
+        await cluster.start("a", **through(arena, proxy))
+        run = await rl.start(flows.gated, "open")
+        await held_by(arena, run, 1)
+        await cluster.start("b", arguments=SETTLED)
+        getattr(proxy, how)()
+        before = await took_over(arena, rl, run, "b")
+        assert token(Token.LEASE_LOST) in cluster.log("a")
+        proxy.heal()
+        await cluster.logs("a", token(Token.LEASE_REGAINED))
+        assert [await journal(rl, run), await run.describe()] == before
+        await arena.verify(rl, [run])
+        assert await another_is_driven(rl, cluster, "b", "a")
+
+
+@pytest.mark.parametrize("how", ["stall", "cut"])
+@pytest.mark.parametrize("kind", POSTGRES)
+@pytest.mark.parametrize("proxy", ["postgres"], indirect=True)
+async def test_an_owner_is_cut_off_from_the_store_only(arena: Arena, proxy: TcpProxy, how: str):
+    """With leases in etcd it stays alive for all to see, and keeps its run: nobody takes that over, and nobody needs to."""
+    async with arena.opened(TTL) as (cluster, rl):
+        await cluster.start("a", **through(arena, proxy))
+        run = await rl.start(flows.gated, "open")
+        await held_by(arena, run, 1)
+        await cluster.start("b", arguments=SETTLED)
+        getattr(proxy, how)()
+        if arena.kind == "postgres":
+            before = await took_over(arena, rl, run, "b")
+            proxy.heal()
+            await cluster.logs("a", token(Token.LEASE_REGAINED))
+            assert [await journal(rl, run), await run.describe()] == before
+        else:
+            arena.open_gate("open")
+            await pause(2 * TTL)  # nobody may take it over in this time
+            assert (await run.describe()).owner == cluster.owner("a")
+            proxy.heal()
+            assert await run.result(timeout="20s") == 6
+            assert len(arena.notes(key="held", run=run.id)) == 1
+        await arena.verify(rl, [run])
+        assert await another_is_driven(rl, cluster, "b", "a")
+
+
+@pytest.mark.parametrize("kind", ETCD)
+async def test_the_leases_are_down_for_longer_than_the_ttl(arena: Arena):
+    etcd = arena.etcd
+    assert etcd is not None
+    async with arena.opened(TTL) as (cluster, rl):
+        await asyncio.gather(cluster.start("a"), cluster.start("b"))
+        runs = [await rl.start(flows.steps, 40, 0.08, id=f"r{n}") for n in range(6)]
+        await until(lambda: len(arena.begun()) == len(runs))
+        etcd.stop()
+        try:
+            for name in "ab":
+                await cluster.logs(name, token(Token.LEASE_LOST))
+            await pause(TTL)
+            count = len(arena.notes())
+            waiting = await rl.start(flows.steps, 3, id="late")
+            await pause(TTL)
+            assert len(arena.notes()) == count  # nothing is driven
+            assert await waiting.status() is Status.PENDING
+        finally:
+            etcd.start()
+        assert await asyncio.gather(*(run.result(timeout="40s") for run in runs)) == [sum(range(40))] * len(runs)
+        assert await waiting.result(timeout="20s") == 3
+        for name in "ab":
+            assert token(Token.LEASE_REGAINED) in cluster.log(name)
+        await arena.verify(rl, runs)
+
+
+# ---- mistaken
+
+
+@pytest.mark.parametrize("kind", POSTGRES)  # on one machine, which SQLite is for, there is only one clock
+@pytest.mark.parametrize("skew", [-TTL, TTL], ids=["behind", "ahead"])
+async def test_clocks_that_differ_by_the_ttl(arena: Arena, skew: float):
+    """Nobody is declared dead by a clock that is not the store's, and who is dead is found in time."""
+    async with arena.opened(TTL) as (cluster, rl):
+        await cluster.start("a", arguments={"skew": skew})
+        first = await rl.start(flows.gated, "open")
+        await held_by(arena, first, 1)
+        nap = await rl.start(flows.napping, 0.5)
+        await cluster.start("b", arguments=SETTLED)
+        await pause(1.3 * TTL)
+        assert len(arena.notes(key="held", run=first.id)) == 1  # b leaves it to a
+        assert await nap.result(timeout="20s") == 3
+        killed = time.monotonic()
+        await cluster.kill("a")
+        assert await held_by(arena, first, 2) == "b"
+        assert time.monotonic() - killed < TTL + 2.0
+        await cluster.start("c", arguments={"skew": -skew, "settle": True})
+        await pause(1.3 * TTL)
+        assert len(arena.notes(key="held", run=first.id)) == 2  # and c leaves it to b
+        arena.open_gate("open")
+        assert await first.result(timeout="20s") == 6
+        await arena.verify(rl, [first, nap])
+
+
+async def test_two_orchestrators_with_one_id_are_told_apart(arena: Arena):
+    async with arena.opened(TTL, max_concurrent_runs=8) as (cluster, rl):  # so that neither takes all of them
+        await cluster.start("a")
+        mine = await rl.start(flows.gated, "open", id="first")
+        await held_by(arena, mine, 1)
+        await cluster.start("b", orchestrator_id="a", arguments=SETTLED)
+        assert token(Token.ORCHESTRATOR_ID_SHARED) in cluster.log("b")
+        runs = [await rl.start(flows.steps, 20, 0.02, id=f"r{n}") for n in range(20)]
+        assert await asyncio.gather(*(run.result(timeout="20s") for run in runs)) == [sum(range(20))] * len(runs)
+        await pause(TTL)
+        arena.open_gate("open")
+        assert await mine.result(timeout="20s") == 6
+        assert {note.by for note in arena.notes()} == {"a", "b"}  # by their nodes' names
+        assert await arena.verify(rl, [mine, *runs]) == []
+        # One goes, gracefully; the other stays.
+        cluster.terminate("a")
+        assert await cluster.ended("a") == 0
+        assert await rl.run(flows.steps, 3) == 3
+
+
+async def test_a_step_that_blocks_the_event_loop_costs_no_lease(arena: Arena):
+    async with arena.opened(TTL) as (cluster, rl):
+        await cluster.start("a")
+        run = await rl.start(flows.hogging, 2.5 * TTL)
+        await until(lambda: arena.notes(key="hog"))
+        await cluster.start("b", arguments=SETTLED)
+        assert await run.result(timeout="20s") == 6
+        assert {note.by for note in arena.notes()} == {"a"}
+        assert await arena.verify(rl, [run]) == []
+        for name in "ab":
+            assert token(Token.LEASE_LOST) not in cluster.log(name)
+            assert token(Token.OWNER_DEAD) not in cluster.log(name)
+
+
+async def test_views_of_who_is_alive_converge(arena: Arena):
+    """A dead one that is still listed is dropped when it lapses; a living one that is not listed yet is found."""
+    async with arena.opened(TTL) as (cluster, rl):
+
+        async def listed() -> set[str]:
+            sessions = await rl.services.keeper.ask(lambda leases: leases.list_orchestrators())
+            return {session.owner for session in sessions if session.fresh}
+
+        async def listed_are(*names: str) -> None:
+            wanted = {cluster.owner(name) for name in names}
+
+            async def equal() -> bool:
+                return await listed() == wanted
+
+            await until(equal, f"{names} to be listed")
+
+        await asyncio.gather(cluster.start("a", arguments=SETTLED), cluster.start("b", arguments=SETTLED))
+        await listed_are("a", "b")
+        runs = [await rl.start(flows.gated, "open", id=f"r{n}") for n in range(10)]
+        await until(lambda: len(arena.begun()) == len(runs))
+        await cluster.kill("a")
+        assert cluster.owner("a") in await listed()  # a superset, for a moment,
+        await listed_are("b")
+        await cluster.start("c")  # and a subset, as b saw it
+        await listed_are("b", "c")
+        await cluster.kill("b")
+        await listed_are("c")
+        arena.open_gate("open")
+        assert await asyncio.gather(*(run.result(timeout="20s") for run in runs)) == [6] * len(runs)
+        await arena.verify(rl, runs)

@@ -1,0 +1,237 @@
+"""What must go on when orchestrators die, stop, come back, and when the store restarts under them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from relight import Handle, Relight
+from relight.errors import StoreUnavailableError
+from relight.model.run import Status
+from relight.testing.cluster import pause, until
+from tests.cluster.arena import Arena, flows, rows
+
+TTL = 2.0
+LONG_TTL = (
+    60.0  # nobody waits for this one to lapse: whatever is taken over was released, or its process is known to be dead
+)
+SETTLED = {"settle": True}
+
+
+async def results(runs: Sequence[Handle], within: str = "40s") -> list[Any]:
+    try:
+        return await asyncio.gather(*(run.result(timeout=within) for run in runs))
+    except TimeoutError:
+        rl = runs[0]._relight
+        left = [row for row in await rows(rl, runs) if not row.status.terminal]
+        why = "\n".join([(await rl.explain(row.id)).sentence for row in left[:10]])
+        raise AssertionError(f"{len(left)} runs have not ended, such as\n{why}") from None
+
+
+async def test_restarted_with_the_same_id_its_runs_go_on_at_once(arena: Arena):
+    async with arena.opened(LONG_TTL) as (cluster, rl):
+        await cluster.start("a")
+        runs = [await rl.start(flows.steps, 20, 0.02, id=f"r{n}") for n in range(10)]
+        await until(lambda: len(arena.begun()) == len(runs))
+        began = time.monotonic()
+        await cluster.restart("a")
+        assert await results(runs) == [sum(range(20))] * len(runs)
+        assert time.monotonic() - began < 10
+        in_flight = await arena.verify(rl, runs)
+        assert 0 < len(in_flight) <= len(runs)  # one step of each, once
+
+
+async def test_another_takes_over_within_the_ttl_and_two_seconds(arena: Arena):
+    async with arena.opened(TTL) as (cluster, rl):
+        await cluster.start("a")
+        runs = [await rl.start(flows.gated, "open", id=f"r{n}") for n in range(10)]
+        await until(lambda: len(arena.notes(key="held")) == len(runs))
+        await cluster.start("b", arguments=SETTLED)
+        killed = time.time()
+        await cluster.kill("a")
+        await until(lambda: len(arena.notes(key="held")) == 2 * len(runs), within=TTL + 2.0)
+        taken = [note.at - killed for note in arena.notes(key="held")][len(runs) :]
+        print(f"{arena.kind}: resumed {taken[0]:.2f}s to {taken[-1]:.2f}s after the kill")
+        arena.open_gate("open")
+        assert await results(runs) == [6] * len(runs)
+        assert len(await arena.verify(rl, runs)) == len(runs)
+
+
+async def test_two_die_and_a_third_takes_all(arena: Arena):
+    async with arena.opened(TTL) as (cluster, rl):
+        await asyncio.gather(*(cluster.start(name, max_concurrent_runs=10) for name in "ab"))
+        runs = [await rl.start(flows.gated, "open", id=f"r{n}") for n in range(20)]
+        await until(lambda: len(arena.notes(key="held")) == len(runs))
+        assert {note.by for note in arena.notes(key="held")} == {"a", "b"}
+        await cluster.start("c", arguments=SETTLED)
+        await asyncio.gather(cluster.kill("a"), cluster.kill("b"))
+        arena.open_gate("open")
+        assert await results(runs) == [6] * len(runs)
+        assert len(await arena.verify(rl, runs)) == len(runs)
+        assert {note.by for note in arena.notes(key="held")[len(runs) :]} == {"c"}
+
+
+async def test_an_orchestrator_dies_while_it_recovers(arena: Arena):
+    count = 200
+    async with arena.opened(LONG_TTL) as (cluster, rl):
+        await cluster.start("a")
+        runs = [await rl.start(flows.gated, "open", id=f"r{n}") for n in range(count)]
+        await until(lambda: len(arena.notes(key="held")) == count)
+        await cluster.kill("a")
+        await cluster.start("b", recovery={"max_startup_recovery": 10})
+        await until(lambda: arena.resumed("b") >= 20)
+        await cluster.kill("b")
+        assert arena.resumed("b") < count
+        arena.open_gate("open")
+        await cluster.start("c")
+        assert await results(runs) == [6] * count
+        in_flight = await arena.verify(rl, runs)
+        assert count <= len(in_flight) <= 2 * count  # in flight at a's death all, at b's death some of them
+
+
+async def test_a_tree_of_child_flows_is_half_done(arena: Arena):
+    depth, width = 3, 3
+    async with arena.opened(LONG_TTL) as (cluster, rl):
+        await cluster.start("a")
+        run = await rl.start(flows.tree, depth, width, 0.05)
+        await until(lambda: len(arena.notes("end")) >= 30)
+        await cluster.kill("a")
+        assert len(arena.notes("end")) < 80
+        await cluster.start("b")
+        assert await run.result(timeout="20s") == 80
+        in_flight = await arena.verify(rl, [run])
+        assert len(in_flight) <= width**depth
+
+
+async def test_what_a_stopping_orchestrator_had_is_taken_over_at_once(arena: Arena):
+    async with arena.opened(LONG_TTL) as (cluster, rl):
+        await asyncio.gather(cluster.start("a"), cluster.start("b"))
+        runs: list[Handle] = []
+
+        async def load() -> None:
+            while True:
+                shape: tuple[Any, ...] = (flows.spawning, 2, 0.05) if len(runs) % 4 == 0 else (flows.steps, 15, 0.05)
+                runs.append(await rl.start(*shape, id=f"r{len(runs)}"))
+                await asyncio.sleep(0.01)
+
+        loading = asyncio.create_task(load())
+        await until(lambda: {note.by for note in arena.notes()} == {"a", "b"} and len(arena.notes()) > 200)
+        cluster.terminate("a")
+        stopped = time.time()
+        assert await cluster.ended("a", within=10) == 0
+        await pause(0.3)  # runs are started still
+        loading.cancel()
+        wanted = [7 if index % 4 == 0 else sum(range(15)) for index in range(len(runs))]
+        assert await results(runs) == wanted
+        assert await arena.verify(rl, runs) == []  # steps in flight could finish: nothing at all was repeated
+        print(f"{arena.kind}: {len(runs)} runs; longest gap {_longest_gap(arena, stopped):.2f}s")
+        assert _longest_gap(arena, stopped) < 1.0
+
+
+def _longest_gap(arena: Arena, stopped: float) -> float:
+    """Of the runs that `a` had when it was told to stop: from its last step there to its first step elsewhere."""
+    last = {note.run: note.at for note in arena.notes("end") if note.by == "a"}
+    gaps = [0.0]
+    for run_id, at in last.items():
+        after = [note.at - at for note in arena.notes(run=run_id) if note.by != "a" and note.at > at]
+        if after and at > stopped - 0.2:
+            gaps.append(min(after))
+    assert len(gaps) > 1, "nothing was taken over"
+    return max(gaps)
+
+
+async def test_the_second_signal_ends_it_at_once(arena: Arena):
+    async with arena.opened(LONG_TTL, park_after="1h", shutdown_grace="1h") as (cluster, rl):
+        await cluster.start("a")
+        busy = await rl.start(flows.gated, "open")
+        waiting = await rl.start(flows.asking)
+        await until(lambda: arena.notes(key="held"))
+
+        async def blocked() -> bool:
+            return await waiting.status() is Status.WAITING
+
+        await until(blocked)
+        cluster.terminate("a")
+
+        async def parked() -> bool:  # what waits is let go of at once; the step in flight may take its time
+            row = await waiting.describe()
+            return row.status is Status.WAITING and row.owner is None
+
+        await until(parked)
+        assert cluster.processes["a"].alive
+        cluster.terminate("a")
+        assert await cluster.ended("a", within=2) == 1
+        arena.open_gate("open")
+        await cluster.start("b")
+        await waiting.signal("first", 10)
+        await waiting.signal("second", 20)
+        assert await results([busy, waiting]) == [6, 36]
+        assert len(await arena.verify(rl, [busy, waiting])) == 1
+
+
+async def test_a_rolling_restart_under_load(arena: Arena):
+    async with arena.opened(LONG_TTL) as (cluster, rl):
+        await asyncio.gather(*(cluster.start(name) for name in "abc"))
+        runs: list[Handle] = []
+
+        async def load() -> None:
+            while True:
+                runs.append(await rl.start(flows.steps, 20, 0.03, id=f"r{len(runs)}"))
+                await asyncio.sleep(0.03)
+
+        loading = asyncio.create_task(load())
+        for name in "abc":
+            await until(lambda: any(note.by == name for note in arena.notes()[-200:]))
+            cluster.terminate(name)
+            assert await cluster.ended(name, within=10) == 0
+            await cluster.restart(name)
+        loading.cancel()
+        assert await results(runs) == [sum(range(20))] * len(runs)
+        assert await arena.verify(rl, runs) == []
+
+
+async def test_a_backlog_larger_than_the_memory_drains(arena: Arena):
+    count, room = 300, 20
+    async with arena.opened(LONG_TTL) as (cluster, rl):
+        await cluster.start("a")
+        runs = [await rl.start(flows.gated, "open", id=f"r{n}") for n in range(count)]
+        await until(lambda: len(arena.notes(key="held")) == count)
+        await cluster.kill("a")
+        arena.open_gate("open")
+        await cluster.start("b", max_concurrent_runs=room)
+        assert await results(runs) == [6] * count
+        assert len(await arena.verify(rl, runs)) == count
+
+
+@pytest.mark.parametrize("kind", ["postgres", "postgres+etcd"])
+async def test_the_store_restarts_in_the_middle_of_recovering(arena: Arena):
+    count = 200
+    assert arena.postgres is not None
+    async with arena.opened(LONG_TTL) as (cluster, rl):
+        await cluster.start("a")
+        runs = [await rl.start(flows.gated, "open", id=f"r{n}") for n in range(count)]
+        await until(lambda: len(arena.notes(key="held")) == count)
+        await cluster.kill("a")
+        await cluster.start("b", recovery={"max_startup_recovery": 10})
+        await until(lambda: arena.resumed("b") >= 20)
+        arena.postgres.restart()
+        assert arena.resumed("b") < count
+        arena.open_gate("open")
+        await _all_end(rl, runs)
+        assert {row.status for row in await rows(rl, runs)} == {Status.COMPLETED}
+        assert await results(runs) == [6] * count
+        await arena.verify(rl, runs)
+
+
+async def _all_end(rl: Relight, runs: Sequence[Handle]) -> None:
+    async def ended() -> bool:
+        try:
+            return all(row.status.terminal for row in await rows(rl, runs))
+        except StoreUnavailableError:  # our own connections were cut, too
+            return False
+
+    await until(ended, within=40)
