@@ -1,3 +1,4 @@
 """The world of tests/flows serves here as well."""
 
-from tests.flows.conftest import postgres_server, registry, world  # noqa: F401
+from tests.backends.conftest import postgres_server  # noqa: F401
+from tests.flows.conftest import registry, world  # noqa: F401

@@ -211,8 +211,8 @@ async def test_who_wakes_after_its_lapse_asks_before_the_next_step(engines: Engi
             await thaw.wait()  # plain asyncio: nothing is committed when it ends
         await second("a" if thaw is not None else "b")
 
-    thaw: asyncio.Event | None = asyncio.Event()
-    frozen = thaw
+    frozen = asyncio.Event()
+    thaw: asyncio.Event | None = frozen
     a = await engines.start("a")
     await a.start(work, id="r")
     await until(lambda: ran == ["first"])

@@ -174,8 +174,7 @@ async def test_an_end_that_is_journaled_only_brings_up_the_row(world: World):
     work = Work()
     rl = await work.crash(world, recovery={"enabled": False})
     store = rl.services.store
-    (journal,) = await store.read(["r"])
-    state = restore(journal)
+    state = await world.state("r")
     row = await rl.row("r")
     end = b'["completed","",42,"",5.0]'
     commit = Commit(root_id="r", epoch=row.epoch, after=state.sequence, entries=[end])
