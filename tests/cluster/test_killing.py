@@ -10,7 +10,7 @@ import pytest
 
 from relight import Relight
 from relight.testing.deeds import Note, audit_deeds
-from relight.testing.killing import torment
+from relight.testing.killing import Report, torment
 from tests.cluster.arena import Arena, flows
 
 TTL = 1.0
@@ -59,7 +59,8 @@ async def killing(arena: Arena, seed: int, seconds: float) -> None:
         report.check()
 
 
-@pytest.mark.parametrize("seed", [1, None], ids=["fixed", "random"])
+# 87: within the first three strikes of each node all kinds come up, and two freezes that are longer than the ttl.
+@pytest.mark.parametrize("seed", [87, None], ids=["fixed", "random"])
 async def test_kills(arena: Arena, seed: int | None):
     await killing(arena, random.randrange(1_000_000) if seed is None else seed, SECONDS)
 
@@ -86,3 +87,10 @@ def test_the_audit_tells_a_repetition_from_a_step_in_flight():
     assert audit_deeds([start("x/a:1", 1), start("y/a:1", 2), start("x/a:1", 3)]).repeated == []
     assert audit_deeds([start("a:1", 1), start("a:1", 2, attempt=2)]).in_flight == []
     assert len(audit_deeds([start("a:1", 1), start("a:1", 2, attempt=2), start("a:1", 3)]).repeated) == 1
+
+
+def test_a_bound_is_given_only_where_nothing_went_wrong():
+    assert Report(seed=1, strikes={"kill": 28, "kill starting": 1, "freeze": 5}).bound == 0.1
+    assert Report(seed=1, strikes={"kill": 30}, lost=["r"]).bound is None
+    assert Report(seed=1, strikes={"freeze": 30}).bound is None
+    assert "harm per kill" not in str(Report(seed=1, strikes={"kill": 30}, stale=["r"]))

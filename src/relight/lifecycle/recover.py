@@ -166,7 +166,7 @@ async def _act(orchestrator: Orchestrator, restored: _Restored, crashed: bool) -
     run, decision = restored.run, restored.decision
     flow = orchestrator.services.registry.find(run.row.flow)
     if crashed:
-        orchestrator.services.metrics.decisions.labels(decision.action.value).inc()
+        orchestrator.services.metrics.decisions.inc(value=decision.action.value)
     if decision.action is Action.RESUME and flow is not None:
         if crashed:
             log(

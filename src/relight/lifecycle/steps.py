@@ -192,11 +192,7 @@ async def _call(
     run.inflight[info.step] = scope if step.is_async else None
     try:
         if not step.is_async:
-            if scope.thread is not None and step.timeout_seconds is None:
-                return await scope.thread.call(lambda: step.fn(*args, **kwargs), info)
-            # With a timeout it needs a thread that can be left behind.
-            threads = run.services.threads
-            return await threads.call(lambda: step.fn(*args, **kwargs), info, bounded=not scope.holds_thread)
+            return await _call_in_thread(run, scope, step, info, args, kwargs)
         token = CURRENT.set(info)
         try:
             return await step.fn(*args, **kwargs)
@@ -204,6 +200,30 @@ async def _call(
             CURRENT.reset(token)
     finally:
         del run.inflight[info.step]
+
+
+class _LapsedError(Exception):
+    """Our lease has lapsed while a step waited for a thread."""
+
+
+async def _call_in_thread(
+    run: LiveRun, scope: Scope, step: Step[..., Any], info: StepInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """A sync body. A free thread may be long in coming, so the lease is looked at again where the body begins."""
+
+    def body() -> Any:
+        if run.doubtful:
+            raise _LapsedError
+        return step.fn(*args, **kwargs)
+
+    while True:
+        try:
+            if scope.thread is not None and step.timeout_seconds is None:
+                return await scope.thread.call(body, info)
+            # With a timeout it needs a thread that can be left behind.
+            return await run.services.threads.call(body, info, bounded=not scope.holds_thread)
+        except _LapsedError:
+            await run.confirm()
 
 
 async def _failed(

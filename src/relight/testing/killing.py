@@ -4,6 +4,11 @@
 restart), while a client keeps starting runs and writes down every one that was accepted. In the end all must have finished,
 with the right result; steps and flows have written down what they did and got (see `relight.testing.deeds`), and no
 committed step may have begun again.
+
+What it does not see: the store fences twice, by the epoch and by the journal's last sequence. With the epoch alone ignored (on
+SQLite) the audit stays clean, for the sequence still refuses what is stale; with both ignored it is red within seconds. That
+the epoch is compared is the conformance suite's to check. And a seed gives each node the same sequence of strikes and pauses
+again, not the same interleaving, nor as many of them: processes take the time they take.
 """
 
 from __future__ import annotations
@@ -72,17 +77,19 @@ class Report(msgspec.Struct, kw_only=True):
         return sum(count * KILLS[kind] for kind, count in self.strikes.items())
 
     @property
-    def bound(self) -> float:
-        """No failure in n kills: with 95 % confidence fewer than 3/n of all kills do harm (the rule of three)."""
-        return 3 / self.kills if self.kills else 1.0
+    def bound(self) -> float | None:
+        """No failure in n kills: with 95 % confidence fewer than 3/n of all kills do harm (the rule of three). None where
+        there was a failure, or no kill: then the rule says nothing."""
+        harmed = self.lost or self.repeated or self.stale or self.broken
+        return None if harmed or not self.kills else 3 / self.kills
 
     def __str__(self) -> str:
         strikes = ", ".join(f"{count} {kind}" for kind, count in sorted(self.strikes.items()))
+        harm = "" if self.bound is None else f"; harm per kill below {self.bound:.2%} (95 %)"
         return (
             f"seed {self.seed}: {strikes} ({self.kills} SIGKILLs); {self.accepted} runs accepted, {self.steps} steps begun; lost "
             f"{len(self.lost)}, committed steps repeated {len(self.repeated)}, stale writes {len(self.stale)}, steps in flight "
-            f"repeated {len(self.in_flight)}; finished {self.finish_seconds:.1f}s after the last strike; harm per kill below "
-            f"{self.bound:.2%} (95 %)"
+            f"repeated {len(self.in_flight)}; finished {self.finish_seconds:.1f}s after the last strike{harm}"
         )
 
     def check(self) -> None:

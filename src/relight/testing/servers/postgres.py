@@ -30,6 +30,8 @@ STATUS_LINE = 7  # of postmaster.pid: "ready" once connections are accepted
 # For tests that kill processes, not machines: what a process has written survives it without a sync. A test that cuts the
 # power of a machine, or measures, gives fsync=on itself.
 FAST = {"fsync": "off", "full_page_writes": "off", "shared_buffers": "64MB", "max_connections": "60"}
+# Files in its own folder, which is deleted: what a killed server leaves in /dev/shm, nobody clears away.
+FAST["dynamic_shared_memory_type"] = "mmap"
 
 
 class ServerMissingError(Exception):
