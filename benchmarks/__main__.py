@@ -23,6 +23,7 @@ BENCHMARKS = {
     "postgres": "postgres",
     "recovery": "recovery",
     "idle": "idle",
+    "commit": "commits",
 }
 BUSY_LOAD = 0.5
 
@@ -30,7 +31,8 @@ BUSY_LOAD = 0.5
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Measure Relight beside dbos, duroxide and SQLite alone. Figures compare within one run only.",
+        description="Measure Relight beside its peers, and beside SQLite and PostgreSQL alone. "
+        "Figures compare within one run only.",
     )
     found.add_argument(
         "--only",

@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks.measure import Section, Target
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+PACKAGES = ("apsw", "asyncpg", "aetcd", "msgspec", "dbos", "duroxide", "absurd-sdk")
 MARK = {True: "met", False: "NOT MET", None: "not measured"}
 
 
@@ -27,7 +28,7 @@ def machine(load: float) -> dict[str, Any]:
         "processor": processor,
         "cores": os.cpu_count(),
         "load_before": round(load, 2),
-        "versions": {name: _version(name) for name in ("apsw", "msgspec", "dbos", "duroxide")},
+        "versions": {name: _version(name) for name in PACKAGES},
     }
 
 
