@@ -20,8 +20,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-import pytest
-
 from relight.clock import SYSTEM_CLOCK, block
 
 START_SECONDS = 20.0
@@ -172,6 +170,8 @@ class EtcdServer:
 
 def etcd_or_skip() -> Path:
     """The etcd program for a test. Without one the test is skipped; with CI=true it fails, for there nobody would notice."""
+    import pytest  # noqa: PLC0415 - only tests need it; benchmarks start servers, too
+
     program = find_etcd()
     if program is not None:
         return program
