@@ -138,6 +138,8 @@ class Orchestrator:
         self._creating[run_id] -= 1
         if not self._creating[run_id]:
             del self._creating[run_id]
+        if reserved:  # after the run that came of it, if any, is in memory: else recovery may have waited for this room
+            self.services.loop.call_soon(self._room_is_free)
         if run_id in self._doubtful:
             self._wanted.set()
 
@@ -228,6 +230,8 @@ class Orchestrator:
             await freed
 
     def _room_is_free(self) -> None:
+        if self.room <= 0:
+            return
         for waiter in self._room_waiters:
             if not waiter.done():
                 waiter.set_result(None)
