@@ -60,7 +60,10 @@ async def killing(arena: Arena, seed: int, seconds: float) -> None:
 
 
 # 87: within the first three strikes of each node all kinds come up, and two freezes that are longer than the ttl.
-@pytest.mark.parametrize("seed", [87, None], ids=["fixed", "random"])
+# A seed of its own for every run is for `make soak`; there it is printed.
+@pytest.mark.parametrize(
+    "seed", [pytest.param(87, id="fixed"), pytest.param(None, id="random", marks=pytest.mark.soak)]
+)
 async def test_kills(arena: Arena, seed: int | None):
     await killing(arena, random.randrange(1_000_000) if seed is None else seed, SECONDS)
 

@@ -32,6 +32,12 @@ async def results(runs: Sequence[Handle], within: str = "40s") -> list[Any]:
         raise AssertionError(f"{len(left)} runs have not ended, such as\n{why}") from None
 
 
+# PostgreSQL with its own leases goes through the same in test_killing and test_fencing; all of it here with `make soak`.
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.soak), "postgres+etcd"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 async def test_restarted_with_the_same_id_its_runs_go_on_at_once(arena: Arena):
     async with arena.opened(LONG_TTL) as (cluster, rl):
         await cluster.start("a")

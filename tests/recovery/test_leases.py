@@ -306,3 +306,19 @@ async def test_many_orphans_drain_through_few_rooms(engines: Engines):
     await engines.start("b", max_concurrent_runs=7)
     for handle in handles:
         assert await handle.result(timeout="20s") == 1
+
+
+async def test_a_keeper_that_is_stopped_in_the_middle_of_a_heartbeat_ends(engines: Engines):
+    """Nothing in a heartbeat need give the loop back, as on SQLite: stopped there, it once went on for ever."""
+    a = await engines.start("a")
+    keeper = a.services.keeper
+    beat = engines.leases["a"].heartbeat
+
+    async def last() -> bool:
+        keeper._stop.set()
+        return await beat()
+
+    engines.leases["a"].heartbeat = last  # type: ignore[method-assign]
+    thread = keeper._thread
+    assert thread is not None
+    await until(lambda: not thread.is_alive())

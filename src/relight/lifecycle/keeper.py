@@ -192,6 +192,8 @@ class Keeper:
         pause = period
         while True:
             await self._sleep(pause)
+            if self._stop.is_set():  # nothing below need ever give the loop back, and `_live` has to hear of it, too
+                return
             sent = self._monotonic()
             lapsed = sent >= self.valid_until
             try:
