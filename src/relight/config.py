@@ -58,7 +58,7 @@ class Recovery(_Section, frozen=True):
     """Between looks for orphans when nothing is pushed."""
     max_startup_recovery: Count = 100
     """Runs taken up in one pass at start. A full pass is followed at once by the next: only the burst is bounded."""
-    max_claims_per_check: Count = 10
+    max_claims_per_check: Count = 100
     """Orphans of others claimed in one pass. A full pass is followed at once by the next: only the burst is bounded."""
     max_attempts: Count = 10
     """Crashes of one run without progress before it is parked as poison."""

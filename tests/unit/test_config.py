@@ -39,7 +39,7 @@ def test_defaults():
             "lease_ttl_seconds": 30.0,
             "check_interval_seconds": 30.0,
             "max_startup_recovery": 100,
-            "max_claims_per_check": 10,
+            "max_claims_per_check": 100,
             "max_attempts": 10,
             "version_mismatch": "warn",
         },
