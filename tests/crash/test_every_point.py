@@ -17,6 +17,10 @@ from tests.crash.conftest import Explorers, Verify
 def test_every_crash_point(name: str, explorers: Explorers, verify: Verify) -> None:
     shape = SHAPES[name]
     explorer = explorers(shape.scenario, config=shape.config, check=shape.check)
+    for _ in range(3 if shape.parks else 0):
+        if explorer.baseline.comebacks:
+            break
+        explorer._baseline = None  # on a busy machine what it waits for may come before it is parked: once more
     if shape.parks:
         assert explorer.baseline.comebacks, "it was never parked: what this shape is about did not happen"
     report = explorer.explore()

@@ -177,7 +177,10 @@ async def _act(orchestrator: Orchestrator, restored: _Restored, crashed: bool) -
         orchestrator.drive(run, flow, restored.inbox)
         return
     orchestrator.live[run.id] = run
-    await hold.depart(run, decision.reason, 0.0, _final_write(restored))
+    write = _final_write(restored)
+    if run.held is not None:  # whoever resumed it came too early, and has been heard
+        run.writer.consume([message.id for message in restored.inbox if message.kind is MessageKind.RESUME])
+    await hold.depart(run, decision.reason, 0.0, write)
 
 
 def _final_write(restored: _Restored) -> Callable[[], None] | None:

@@ -84,11 +84,13 @@ class Trial(msgspec.Struct, kw_only=True):
 
     def split(self) -> tuple[list[Line], list[Line]]:
         """The lines, apart from those of a process that had been overtaken, and these."""
-        places = [place for place, line in enumerate(self.lines) if line.what == "continued"]
-        if not places:
+        if not any(line.what == "continued" for line in self.lines):
             return self.lines, []
-        after = [line for line in self.lines[places[0] :] if line.life == 1]
-        return [*self.lines[: places[0]], *(line for line in self.lines[places[0] :] if line.life != 1)], after
+        # From the other's first line on: it begins when the first is stopped, and a thread of that one may write before its
+        # main thread has said that it continues.
+        place = next((place for place, line in enumerate(self.lines) if line.life > 1), len(self.lines))
+        after = [line for line in self.lines[place:] if line.life == 1]
+        return [*self.lines[:place], *(line for line in self.lines[place:] if line.life != 1)], after
 
     def read(self) -> list[Line]:
         return read_ledger(self.directory / "ledger")
