@@ -940,6 +940,6 @@ def test_a_blocking_engine_that_cannot_open_leaves_no_thread(tmp_path: Path):
     rl = Relight(tmp_path)  # a directory
     with pytest.raises(RelightError, match="directory"), rl:
         pass
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # one of an earlier test may just have ended
     with pytest.raises(RelightError, match="directory"), rl:  # and it was not left open
         pass
