@@ -213,9 +213,10 @@ class Relight:
             await orchestrator.stop(self.config.shutdown_grace_seconds)
             await services.background.stop()
             await services.recorder.stop()
-            await services.keeper.stop(release=True)
+            await services.keeper.stop()
             await services.store.close()
         finally:
+            services.keeper.fall_silent()  # broken off half-way, nobody drives its runs: its heartbeats must not say otherwise
             bury(services.owner)
             remove_task_factory(services.loop)
             self._services = self._orchestrator = self._recovery = None

@@ -156,7 +156,7 @@ class World:
         store.dead = True
         services, orchestrator = engine.services, engine.orchestrator
         orchestrator.stopping = True
-        services.keeper.abandon()
+        services.keeper.fall_silent()
         bury(services.owner)
         with contextlib.suppress(ValueError):
             REGISTRY.unlisten(orchestrator.flow_registered)

@@ -180,7 +180,7 @@ async def test_a_dead_engine_s_runs_are_taken_over_when_its_lease_lapses(engines
         await a.start(work.flow, id=f"r{n}")
     await until(lambda: work.begun == 30)
     b = await engines.start("b")
-    a.services.keeper.abandon()  # silent from now on, as if it were dead; the loop goes on, as if frozen just before a commit
+    a.services.keeper.fall_silent()  # silent from now on, as if it were dead; the loop goes on, as if frozen just before a commit
     lapses = a.services.keeper.valid_until
     await until(owner_is(b, "r29", "b"))
     assert time.monotonic() >= lapses - 0.05, "taken before it lapsed"
@@ -217,7 +217,7 @@ async def test_who_wakes_after_its_lapse_asks_before_the_next_step(engines: Engi
     await a.start(work, id="r")
     await until(lambda: ran == ["first"])
     keeper = a.services.keeper
-    keeper.abandon()
+    keeper.fall_silent()
     thaw = None
     b = await engines.start("b")
     await (await b.get("r")).result(timeout="10s")
@@ -250,7 +250,7 @@ async def test_a_restart_on_the_same_machine_need_not_wait_for_the_lapse(engines
     a = await engines.start("a", recovery={"lease_ttl": "1h"})
     await a.start(work.flow, id="r")
     await until(lambda: work.begun == 1)
-    a.services.keeper.abandon()
+    a.services.keeper.fall_silent()
     bury(a.services.owner)  # its process is gone
     engines.open["dead"] = engines.open.pop("a")
     again = await engines.start("a", recovery={"lease_ttl": "1h"})
@@ -265,7 +265,7 @@ async def test_a_stale_timeout_is_waited_for(engines: Engines):
     await a.start(work.flow, id="r")
     await until(lambda: work.begun == 1)
     beat = time.monotonic()
-    a.services.keeper.abandon()
+    a.services.keeper.fall_silent()
     b = await engines.start("b", recovery={"stale_timeout": f"{3 * TTL}s"})
     await until(owner_is(b, "r", "b"))
     assert time.monotonic() - beat >= 2 * TTL
@@ -300,7 +300,7 @@ async def test_many_orphans_drain_through_few_rooms(engines: Engines):
     client = await engines.start("client", drive=False)
     a = await engines.start("a", max_concurrent_runs=200)
     handles = [await client.start(work) for _ in range(150)]
-    a.services.keeper.abandon()
+    a.services.keeper.fall_silent()
     with contextlib.suppress(Exception):
         a.orchestrator.stopping = True
     await engines.start("b", max_concurrent_runs=7)
@@ -321,4 +321,22 @@ async def test_a_keeper_that_is_stopped_in_the_middle_of_a_heartbeat_ends(engine
     engines.leases["a"].heartbeat = last  # type: ignore[method-assign]
     thread = keeper._thread
     assert thread is not None
+    await until(lambda: not thread.is_alive())
+
+
+async def test_an_engine_whose_closing_is_broken_off_falls_silent(engines: Engines, monkeypatch: pytest.MonkeyPatch):
+    """Its runs are driven by nobody then: heartbeats that went on would keep them from everybody."""
+    a = await engines.start("a")
+    thread = a.services.keeper._thread
+    assert thread is not None
+
+    async def never(grace_seconds: float) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(a.orchestrator, "stop", never)
+    closing = asyncio.create_task(a.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
     await until(lambda: not thread.is_alive())

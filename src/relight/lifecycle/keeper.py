@@ -127,25 +127,24 @@ class Keeper:
             with contextlib.suppress(RuntimeError):  # it has ended
                 self._loop.call_soon_threadsafe(self._attach_wanted.set)
 
-    async def stop(self, *, release: bool) -> None:
-        """End the session: at once for everybody to see, or (not `release`) by silence."""
+    async def stop(self) -> None:
+        """End the session, at once for everybody to see."""
         if self._thread is None or self._loop is None:
             return
-        if release and self._drives:
+        if self._drives:
             try:
                 await self.ask(lambda leases: leases.release_all())
             except RelightError as error:
                 log(logging.WARNING, Token.LEASE_LOST, f"the leases could not be released and will lapse: {error}")
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._stop.set)
+        self.fall_silent()
         thread = self._thread
         await asyncio.get_running_loop().run_in_executor(None, thread.join, STOP_SECONDS)
         self._thread = None
 
-    def abandon(self) -> None:
-        """For tests: fall silent as a killed process does."""
+    def fall_silent(self) -> None:
+        """No more heartbeats, and nothing is released: as when the process is killed."""
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):
+            with contextlib.suppress(RuntimeError):  # it has ended
                 self._loop.call_soon_threadsafe(self._stop.set)
 
     # ---- in the keeper's thread
