@@ -12,25 +12,13 @@ from pathlib import Path
 import pytest
 
 from relight.testing.servers.etcd import EtcdServer, etcd_or_skip
-from relight.testing.servers.postgres import PostgresServer, ServerMissingError
+from tests.backends.conftest import postgres_server  # noqa: F401
 from tests.cluster.arena import Arena
 
 _names = count(1)
 # Processes are killed here, not machines: what they have written survives them without a disk.
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 KINDS = ("sqlite", "postgres", "postgres+etcd")
-
-
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[PostgresServer]:
-    try:
-        server = PostgresServer()
-    except ServerMissingError as error:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(str(error))
-    with server:
-        yield server
 
 
 @pytest.fixture(scope="session")

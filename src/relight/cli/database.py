@@ -48,3 +48,11 @@ def looking(db: str | None, modules: list[str] | None = None) -> Iterator[Blocki
         fail(error)
     except ImportError as error:
         fail(f"a module could not be imported: {error}")
+
+
+def modules_of(given: list[str] | None) -> list[str]:
+    """The modules whose flows a plan should know."""
+    try:
+        return list(given or load_config(None, {}, os.environ).modules)
+    except RelightError as error:
+        fail(error)

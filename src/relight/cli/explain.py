@@ -9,8 +9,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from relight.cli.database import Database, Modules, looking
-from relight.cli.recovery import as_dict, modules_of
+from relight.cli.database import Database, Modules, looking, modules_of
+from relight.cli.recovery import as_dict
 from relight.cli.runs import local_time, utc_time
 from relight.cli.terminal import AsJson, make_console
 from relight.recovery.explain import Explanation

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from relight.cli.database import Database, Modules
-from relight.cli.recovery import modules_of
+from relight.cli.database import Database, Modules, modules_of
 from relight.cli.terminal import fail
 from relight.engine import Relight
 from relight.errors import RelightError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -12,11 +11,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from relight.cli.database import Database, Modules, looking
+from relight.cli.database import Database, Modules, looking, modules_of
 from relight.cli.runs import describe, local_time, status_text, utc_time
-from relight.cli.terminal import AsJson, fail, make_console
-from relight.config import load_config
-from relight.errors import RelightError
+from relight.cli.terminal import AsJson, make_console
 from relight.model.decisions import Action
 from relight.recovery.plan import Planned
 
@@ -84,14 +81,6 @@ def resume(
         print(json.dumps(describe(row), indent=2))
     else:
         make_console().print(f"run {escape(run)} is free: an orchestrator takes it up")
-
-
-def modules_of(given: list[str] | None) -> list[str]:
-    """The modules whose flows a plan should know."""
-    try:
-        return list(given or load_config(None, {}, os.environ).modules)
-    except RelightError as error:
-        fail(error)
 
 
 def as_dict(planned: Planned) -> dict[str, Any]:

@@ -138,7 +138,8 @@ class Orchestrator:
         self._creating[run_id] -= 1
         if not self._creating[run_id]:
             del self._creating[run_id]
-        if reserved:  # after the run that came of it, if any, is in memory: else recovery may have waited for this room
+        if reserved and (self._room_waiters or self._look_again):
+            # Later, when the run that came of it, if any, is in memory: if none did, somebody may have waited for its room.
             self.services.loop.call_soon(self._room_is_free)
         if run_id in self._doubtful:
             self._wanted.set()

@@ -34,10 +34,10 @@ class OrphanRecovery:
         self._services = orchestrator.services
         self._wanted = asyncio.Event()
         self._timer: Timer | None = None
+        self._timer_at = float("inf")
         self._task: asyncio.Task[None] | None = None
         self._said_dead: set[str] = set()
         self._own_left = True  # runs may be left in our own session's name that nobody drives
-        self.passes = 0
         self.settled = asyncio.Event()  # a whole round was made and nothing was left to do
 
     # ---- Heir
@@ -104,6 +104,7 @@ class OrphanRecovery:
         if me not in sessions and not (starting and self._services.keeper.leases.in_store):
             return 0  # where not even we are listed, nothing follows from who is missing. (Nobody is, without leases.)
         owners = await self._services.store.owners()
+        self._said_dead.intersection_update(owners)
         alive = {session.owner for session in sessions.values() if is_alive(session)}
         dead = [owner for owner in owners if owner not in alive and owner != me]
         dead.sort(key=lambda owner: name_of(owner) != name_of(me))  # our own name first
@@ -155,7 +156,6 @@ class OrphanRecovery:
                 count = await take_up(self._orchestrator, wanted, crashed=True)
                 self._count_detection(session, count)
                 claimed += count
-                self.passes += 1
             if len(rows) < size:
                 return claimed
             after = rows[-1].id
@@ -186,15 +186,21 @@ class OrphanRecovery:
             self._services.metrics.detection.observe(waited, count)
 
     def _look_at(self, when: float) -> None:
-        """A stale_timeout passes then."""
+        """A stale_timeout passes then. Of several the earliest counts: the look it brings finds the others."""
+        if when >= self._timer_at:
+            return
         if self._timer is not None:
             self._timer.cancel()
+        self._timer_at = when
         delay = max(0.0, when - self._services.clock.now())
-        self._timer = self._services.clock.call_later(delay, self._wanted.set)
+        self._timer = self._services.clock.call_later(delay, self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        self._timer, self._timer_at = None, float("inf")
+        self._wanted.set()
 
     async def _clear_away(self, sessions: dict[str, Session], owners: Sequence[str]) -> None:
         """Lapsed sessions in whose name no run is left."""
         over = [owner for owner, session in sessions.items() if not session.fresh and owner not in owners]
         for owner in over[: self._services.config.recovery.max_claims_per_check]:
-            self._said_dead.discard(owner)
             await self._services.keeper.ask(lambda leases, owner=owner: leases.end_session(owner))  # type: ignore[misc]
