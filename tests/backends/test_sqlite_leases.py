@@ -103,10 +103,10 @@ async def test_what_is_released_is_due(store, leases):
     await a.release_lease("running")
     assert await store.get_run("running") == but(running, owner=None, status=Status.PENDING, wake_at=START)
     await a.release_lease("paused")
-    assert await store.get_run("paused") == but(paused, owner=None)
+    assert await store.get_run("paused") == but(paused, owner=None, status=Status.PENDING, wake_at=START)
     await a.release_all()
-    assert sorted(ids(await store.due(START, 10))) == ["running", "waiting"]
-    assert sorted(ids(await store.due(START + 9, 10))) == ["running", "timer", "waiting"]
+    assert sorted(ids(await store.due(START, 10))) == ["paused", "running", "waiting"]
+    assert sorted(ids(await store.due(START + 9, 10))) == ["paused", "running", "timer", "waiting"]
     assert await store.get_run("theirs") == theirs
     assert (await run_of(store, "done")).status is Status.COMPLETED
     assert await store.claim({"running": 1}, "b#1") == {"running": 2}

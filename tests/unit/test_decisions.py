@@ -110,6 +110,11 @@ def test_what_is_held_stays_held(hold: Hold):
     assert (decision.action, decision.reason) == (Action.LEAVE, "it is paused: because")
 
 
+def test_a_paused_run_whose_owner_died_was_about_to_go_on():
+    held = facts(status=Status.PAUSED, hold=Hold.USER, reason="because", owner="dead#1")
+    assert decide(held).action is Action.RESUME
+
+
 @pytest.mark.parametrize("status", [Status.WAITING, Status.PENDING])
 def test_runs_that_nobody_holds_go_by_their_time(status: Status):
     free = {"status": status, "owner": None, "crashed": False}

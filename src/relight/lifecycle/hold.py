@@ -82,7 +82,7 @@ async def park(run: LiveRun) -> None:
     wake_at = run.wake_at()
 
     def write() -> None:
-        run.change(Status.WAITING, owner=None, wake_at=wake_at, heard=max(run.heard, default=0))
+        run.change(Status.WAITING, owner=None, wake_at=wake_at, heard=run.last_heard)
 
     await depart(run, "parked", PARK_GRACE_SECONDS, write)
     if wake_at is not None and not run.writer.fenced:
@@ -111,7 +111,7 @@ async def depart(run: LiveRun, reason: str, grace_seconds: float, write: Any = N
     if run.held is not None:
         kind, why = run.held
         log(logging.WARNING, Token.RUN_HELD, f"run {run.id}: {why}")
-        run.change(Status.PAUSED, hold=kind, reason=why, owner=None)
+        run.change(Status.PAUSED, hold=kind, reason=why, owner=None, heard=run.last_heard)
     elif write is not None:
         write()
     run.over = True
@@ -179,14 +179,14 @@ async def _unwound(run: LiveRun, grace_seconds: float) -> None:
             )
 
 
-def fenced(run: LiveRun) -> None:
-    """Another owner has the run: whatever this process still does for it is in vain."""
-    if run.over and run.outcome is None:
-        return
+def fenced(run: LiveRun, refused: bool) -> None:
+    """Another owner has the run: whatever this process still does for it is in vain. `refused`: and has tried to record."""
     log(logging.WARNING, Token.RUN_FENCED, f"run {run.id}: another owner has claimed it; this process lets go of it")
-    run.services.metrics.fenced.inc()
+    run.services.metrics.fenced.inc(refused)
     run.services.metrics.false_deaths.inc()
     run.services.background.start(_note_fenced(run), "note")
+    if run.over and run.outcome is None:
+        return  # its code has ended, and the object is about to be let go
     run.stopping = run.stopping or "fenced"
     run.outcome = None
     run.over = False
@@ -230,7 +230,8 @@ def attend(run: LiveRun, message: Message) -> None:
 
 async def _pause(run: LiveRun, message: Message) -> None:
     def write() -> None:
-        run.change(Status.PAUSED, hold=Hold.USER, reason="paused by request; resume() frees it", owner=None)
+        reason = "paused by request; resume() frees it"
+        run.change(Status.PAUSED, hold=Hold.USER, reason=reason, owner=None, heard=run.last_heard)
         run.writer.consume([message.id])
 
     await depart(run, "paused", run.services.config.shutdown_grace_seconds, write)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from relight.lifecycle.run import LiveRun
-from relight.model.run import Message, MessageKind, Run, Status
+from relight.model.run import ENDS_PAUSE, Message, MessageKind, Run, Status
 
 if TYPE_CHECKING:
     from relight.lifecycle.orchestrator import Orchestrator
@@ -111,7 +111,8 @@ class Mail:
 
 def _wakes(row: Run, messages: Sequence[Message]) -> bool:
     """Whether a run that is not in memory is taken up for these messages."""
+    if row.owner is not None:
+        return False  # it is in memory there, or about to be; if its owner has died, that is for recovery
     if row.status is Status.PAUSED:
-        # Whoever its owner is: one that claimed it and died before it could go on left it paused, for nobody to recover.
-        return any(message.kind in (MessageKind.RESUME, MessageKind.CANCEL) for message in messages)
-    return row.status is Status.WAITING and row.owner is None
+        return any(message.kind in ENDS_PAUSE for message in messages)
+    return row.status is Status.WAITING

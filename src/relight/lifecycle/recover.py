@@ -156,9 +156,8 @@ def _record_recovery(run: LiveRun, state: TreeState, decision: Decision) -> None
 def _free_again(orchestrator: Orchestrator, restored: list[_Restored]) -> None:
     """Flows registered while runs were being held for want of them: whoever looked for held runs then came too early."""
     missing = {one.run.row.flow for one in restored if one.decision.action is Action.HOLD_DEFINITION}
-    for name in missing:
-        if orchestrator.services.registry.find(name) is not None:
-            orchestrator.flow_registered(name)
+    if any(orchestrator.services.registry.find(name) is not None for name in missing):
+        orchestrator.look_for_held()
 
 
 async def _act(orchestrator: Orchestrator, restored: _Restored, crashed: bool) -> None:
@@ -177,6 +176,7 @@ async def _act(orchestrator: Orchestrator, restored: _Restored, crashed: bool) -
         orchestrator.drive(run, flow, restored.inbox)
         return
     orchestrator.live[run.id] = run
+    run.heard.update(message.id for message in restored.inbox)
     write = _final_write(restored)
     if run.held is not None:  # whoever resumed it came too early, and has been heard
         run.writer.consume([message.id for message in restored.inbox if message.kind is MessageKind.RESUME])
@@ -246,7 +246,8 @@ async def _hold_unreadable(
     log(logging.ERROR, Token.JOURNAL_CORRUPT, f"run {row.id}: {error}", None if known else error)
     what = str(error) if known else f"its journal could not be restored: {error!r}"
     reason = f"{what}; restore the file from a backup and resume() the run, or cancel() it"
-    status = RunChange(run_id=row.id, status=Status.PAUSED, hold=Hold.CORRUPT, reason=reason)
+    heard = max((message.id for message in messages), default=0)
+    status = RunChange(run_id=row.id, status=Status.PAUSED, hold=Hold.CORRUPT, reason=reason, heard=heard)
     if any(message.kind is MessageKind.CANCEL for message in messages):
         status = RunChange(run_id=row.id, status=Status.CANCELLED, reason=f"cancelled; its journal was corrupt: {what}")
     await orchestrator.services.store.hold({row.id: epoch}, status)

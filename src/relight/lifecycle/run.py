@@ -6,6 +6,7 @@ It holds the state that operations share; the operations themselves are in their
     waits.py     sleep, signals, back-off: everything that waits for a time or a message
     fanout.py    foreach and parallel
     children.py  child runs, spawned runs
+    values.py    now, random, uuid
     hold.py      taking a run out of memory: parking, pausing, shutdown; cancelling it
     execute.py   the flow function from first call to final commit
 """
@@ -31,17 +32,16 @@ from relight.errors import (
     VersionMismatchError,
 )
 from relight.flow.definitions import Flow, Step
-from relight.flow.operations import VALUES
 from relight.flow.payloads import ValueCodec
 from relight.flow.scope import Scope
-from relight.lifecycle import checkpoint, children, fanout, hold, steps, waits
+from relight.lifecycle import checkpoint, children, fanout, hold, steps, values, waits
 from relight.lifecycle.patience import Patience
 from relight.lifecycle.replayer import Replayer
 from relight.lifecycle.services import Host, Services
 from relight.lifecycle.threads import FlowThread
 from relight.lifecycle.writer import Writer
 from relight.model.blob import blob_digest
-from relight.model.journal import NULL, Event, ValueRecorded
+from relight.model.journal import NULL, Event
 from relight.model.replay import Ending, Open, Outcome, TreeState
 from relight.model.run import Hold, LogLine, Message, MessageKind, Run, RunChange, Status
 from relight.ports.store import Store
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def _nothing() -> None:
+def _nothing(*_: object) -> None:
     """For callbacks of a run that is over."""
 
 
@@ -137,7 +137,7 @@ class LiveRun:
         cancellation is raised. Only call it while `scope.recorded` is not None."""
         replayer = self.replayer
         assert replayer is not None
-        outcome = self._find(replayer, scope, key, kind)
+        outcome = self.find(replayer, scope, key, kind)
         if outcome is None:
             if not self.sole:
                 await replayer.end()
@@ -159,7 +159,7 @@ class LiveRun:
             raise RunCancelled(self.cancel_reason or "cancelled")
         return outcome
 
-    def _find(self, replayer: Replayer, scope: Scope, key: str, kind: str) -> Outcome | None:
+    def find(self, replayer: Replayer, scope: Scope, key: str, kind: str) -> Outcome | None:
         """What the journal holds for this operation. A flow that asks for another one is held: it did nothing wrong to fail."""
         try:
             return replayer.find(scope, key, kind)
@@ -323,28 +323,7 @@ class LiveRun:
         return children.join(self, scope, run_id, flow)
 
     def value(self, scope: Scope, name: str) -> Any:
-        """now(), random(), uuid(): no wait for the commit here; the next step waits before it takes effect with it."""
-        if scope.thread is not None:
-
-            async def on_loop() -> Any:
-                return self._value(scope, name)
-
-            return scope.perform(on_loop())
-        return self._value(scope, name)
-
-    def _value(self, scope: Scope, name: str) -> Any:
-        key = scope.begin(f"${name}")
-        make, annotation = VALUES[name]
-        codec = ValueCodec(annotation, f"{name}()")
-        if scope.recorded is not None and self.replayer is not None:
-            outcome = self._find(self.replayer, scope, key, "value")
-            if outcome is not None:
-                self.replayer.give(outcome)
-                return codec.open(bytes(outcome.output))
-        data, value = codec.seal(make(self.services.clock, self.services.entropy))
-        self.writer.add(ValueRecorded(key, msgspec.Raw(data)))
-        self.unsettled = True
-        return value
+        return values.take(self, scope, name)
 
     # ---- tasks, messages, fencing
 
@@ -372,6 +351,11 @@ class LiveRun:
         else:
             hold.attend(self, message)
 
+    @property
+    def last_heard(self) -> int:
+        """The newest message that was delivered to this object: if a newer one has come, the run must not leave memory for long."""
+        return max(self.heard, default=0)
+
     def main_ended(self) -> bool:
         """Whether the flow has reached its end, durably."""
         return self.ended
@@ -393,5 +377,5 @@ class LiveRun:
     def _on_checkpoint(self) -> None:
         checkpoint.begin(self)
 
-    def _on_fenced(self) -> None:
-        hold.fenced(self)
+    def _on_fenced(self, refused: bool) -> None:
+        hold.fenced(self, refused)

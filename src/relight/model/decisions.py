@@ -108,7 +108,7 @@ def _left_alone(facts: Facts) -> Decision | None:
         return Decision(Action.LEAVE, f"it is active: {facts.owner} holds it and is alive")
     if facts.woken:
         return None
-    if facts.status is Status.PAUSED:
+    if facts.status is Status.PAUSED and facts.owner is None:  # else its owner died when it was about to go on
         return Decision(Action.LEAVE, f"it is paused: {facts.reason}")
     if facts.owner is None:
         if facts.wake_at is None:

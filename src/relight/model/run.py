@@ -82,8 +82,9 @@ class RunChange(msgspec.Struct, kw_only=True):
     output: bytes | None = None
     output_blob: str = ""
     error: bytes | None = None
-    # Of a root that is parked: the newest message it has heard. If its inbox holds a newer one, it is due at once (wake_at
-    # is now): whoever heard of that message while the run was still in memory has left it to the owner.
+    # Of a root that leaves memory to wait or to be paused: the newest message it has heard. If its inbox holds a newer one (for
+    # a pause: one that ends it), it is due at once instead, and a paused one pending: whoever heard of that message while
+    # the run was still in memory has left it to the owner, who may die before he looks again.
     heard: int | None = None
 
 
@@ -153,7 +154,8 @@ class News(enum.Flag):
     DUE = enum.auto()  # roots that nobody holds and that are due, or due earlier than was known
     MAIL = enum.auto()  # messages in inboxes
     RUNS = enum.auto()  # runs that have ended, or whose status has changed
-    ANYTHING = DUE | MAIL | RUNS
+    HELD = enum.auto()  # runs held for want of their flow, which another process may know
+    ANYTHING = DUE | MAIL | RUNS | HELD
 
 
 class MessageKind(enum.StrEnum):
@@ -164,6 +166,9 @@ class MessageKind(enum.StrEnum):
     PAUSE = "pause"
     RESUME = "resume"
     ENDED = "ended"  # a spawned run tells its parent that it has ended; `name` is the spawned run's id
+
+
+ENDS_PAUSE = frozenset({MessageKind.RESUME, MessageKind.CANCEL})
 
 
 class Message(msgspec.Struct, kw_only=True):

@@ -140,7 +140,7 @@ class MetadataStore(Protocol):
         ...
 
     async def held(self, hold: Hold, flows: Sequence[str], limit: int) -> list[Run]:
-        """Paused roots of this hold and one of these flows."""
+        """Paused roots of this hold and one of these flows that nobody is about to take up."""
         ...
 
     async def post(self, messages: Sequence[Message]) -> list[int | None]:
@@ -209,8 +209,8 @@ class ExecutionJournal(Protocol):
         ...
 
     async def list_active_roots(self, owner: str, after: str | None, limit: int) -> list[Run]:
-        """Unfinished roots that this owner holds, or held until it died: pending, running or waiting, in the order they were
-        created; `after` is the last id of the previous page. Costs by what it returns, whatever others hold."""
+        """Unfinished roots that this owner holds, or held until it died, in the order they were created; a paused one was about
+        to go on. `after` is the last id of the previous page. Costs by what it returns, whatever others hold."""
         ...
 
 

@@ -133,6 +133,8 @@ def _waiting(known: Known, now: float) -> str:
 
 def _paused(known: Known, now: float) -> str:
     row = known.row
+    if row.owner is not None:
+        return f"was about to go on after a pause, and {_held(known, now)}"
     kind = {
         Hold.USER: "was paused by request",
         Hold.DEFINITION: "is held because its flow is missing",

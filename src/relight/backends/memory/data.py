@@ -18,6 +18,7 @@ from relight.backends.memory.rows import Tree
 from relight.clock import Clock
 from relight.model.lease import Process
 from relight.model.run import (
+    ENDS_PAUSE,
     TERMINAL,
     Hold,
     ItemResult,
@@ -186,10 +187,16 @@ class Data:
         for field in _CHANGED:
             setattr(run, field, getattr(change, field))
         run.updated_at = self.clock.now()
-        if change.heard is not None and any(message.id > change.heard for message in self.trees[run.id].inbox):
-            run.wake_at = run.updated_at
+        if change.heard is not None and self._wakes(run, change.heard):
+            run.status = Status.PENDING if run.status is Status.PAUSED else run.status
+            run.wake_at, run.hold, run.reason = run.updated_at, None, ""
         if run.is_root:
             self._sort_in(run)
+
+    def _wakes(self, run: Run, heard: int) -> bool:
+        """Whether a run that leaves memory has been told something that it has not heard; a pause is ended by some kinds only."""
+        told = (message for message in self.trees[run.id].inbox if message.id > heard)
+        return any(run.status is not Status.PAUSED or message.kind in ENDS_PAUSE for message in told)
 
     def _sort_in(self, run: Run) -> None:
         self.unfinished.pop(run.id, None)

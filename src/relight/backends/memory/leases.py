@@ -178,7 +178,5 @@ def _begun(sessions: list[Session], *, fresh: bool) -> set[tuple[str, float]]:
 
 def _release(run: Run) -> None:
     """Nobody's, and due: at its time if it waits for one, else at once (a time that has passed by any clock)."""
-    run.owner = None
-    if run.status is not Status.PAUSED:
-        run.status = Status.PENDING
-        run.wake_at = run.updated_at if run.wake_at is None else run.wake_at
+    run.owner, run.status, run.hold, run.reason = None, Status.PENDING, None, ""
+    run.wake_at = run.updated_at if run.wake_at is None else run.wake_at

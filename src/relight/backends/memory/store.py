@@ -75,7 +75,7 @@ class MemoryStore:
         return Page(runs=page, next_cursor=cursor_from(page[-1]) if more else None)
 
     def _active(self) -> list[Run]:
-        return [run for run in self.data.unfinished.values() if run.owner is not None and run.status in _ACTIVE]
+        return [run for run in self.data.unfinished.values() if run.owner is not None]
 
     async def list_active_roots(self, owner: str, after: str | None, limit: int) -> list[Run]:
         previous = self.runs.get(after) if after is not None else None
@@ -108,7 +108,7 @@ class MemoryStore:
         found = [
             run
             for run in self.data.unfinished.values()
-            if run.status is Status.PAUSED and run.hold is hold and run.flow in flows
+            if run.status is Status.PAUSED and run.owner is None and run.hold is hold and run.flow in flows
         ]
         return [copy(run) for run in found[:limit]]
 
@@ -205,9 +205,6 @@ class MemoryStore:
     async def get_checkpoint(self, root_id: str) -> int | None:
         tree = self.trees.get(root_id)
         return None if tree is None or tree.state is None else tree.base
-
-
-_ACTIVE = (Status.PENDING, Status.RUNNING, Status.WAITING)
 
 
 def _age(run: Run) -> tuple[float, str]:

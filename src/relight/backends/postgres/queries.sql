@@ -16,8 +16,11 @@ SELECT nextval('relight.run_keys');
 SELECT id, key FROM relight.runs WHERE id = ANY ($1::text[]) AND root_id IS NULL;
 
 -- name: refused
--- What is there in place of what a commit found: the run, and the journal's last sequence.
-SELECT r.*, h.last FROM relight.runs AS r LEFT JOIN relight.heads AS h ON h.run = r.key WHERE r.id = ANY ($1::text[]);
+-- What is there in place of what a commit found: the run, and the journal's last sequence. The lock makes a commit of this
+-- question, and with synchronous replication it is answered when the standby has everything before it: what a restarted
+-- primary has on its own disk alone must not be taken for committed.
+SELECT r.*, h.last FROM relight.runs AS r LEFT JOIN relight.heads AS h ON h.run = r.key WHERE r.id = ANY ($1::text[])
+FOR KEY SHARE OF r;
 
 -- name: entries_between
 -- For each of many journals the events of a range, in order.
@@ -94,7 +97,7 @@ ORDER BY created_at DESC, id DESC LIMIT $5;
 -- name: active_roots
 -- A page after the run $2; where that run is gone the listing starts over, which repeats runs but misses none.
 SELECT * FROM relight.runs
-WHERE root_id IS NULL AND owner = $1 AND status IN ('pending', 'running', 'waiting')
+WHERE root_id IS NULL AND owner = $1 AND status IN ('pending', 'running', 'waiting', 'paused')
     AND (created_at, id) > (coalesce((SELECT created_at FROM relight.runs WHERE id = $2), '-infinity'), $2::text)
 ORDER BY created_at, id LIMIT $3;
 
@@ -102,10 +105,11 @@ ORDER BY created_at, id LIMIT $3;
 -- Jumps from owner to owner in the index, whatever the number of runs between them.
 WITH RECURSIVE found (owner) AS (
     (SELECT owner FROM relight.runs
-     WHERE root_id IS NULL AND owner IS NOT NULL AND status IN ('pending', 'running', 'waiting') ORDER BY owner LIMIT 1)
+     WHERE root_id IS NULL AND owner IS NOT NULL AND status IN ('pending', 'running', 'waiting', 'paused')
+     ORDER BY owner LIMIT 1)
     UNION ALL
     SELECT (SELECT r.owner FROM relight.runs AS r
-        WHERE r.root_id IS NULL AND r.owner IS NOT NULL AND r.status IN ('pending', 'running', 'waiting')
+        WHERE r.root_id IS NULL AND r.owner IS NOT NULL AND r.status IN ('pending', 'running', 'waiting', 'paused')
             AND r.owner > found.owner ORDER BY r.owner LIMIT 1)
     FROM found WHERE found.owner IS NOT NULL
 )
@@ -121,7 +125,8 @@ SELECT min(wake_at) FROM relight.runs
 WHERE root_id IS NULL AND owner IS NULL AND wake_at IS NOT NULL AND status IN ('pending', 'waiting');
 
 -- name: held
-SELECT * FROM relight.runs WHERE root_id IS NULL AND status = 'paused' AND hold = $1 AND flow = ANY ($2::text[]) LIMIT $3;
+SELECT * FROM relight.runs
+WHERE root_id IS NULL AND status = 'paused' AND owner IS NULL AND hold = $1 AND flow = ANY ($2::text[]) LIMIT $3;
 
 -- name: inbox
 SELECT i.id, r.id, i.kind, i.name, i.payload, i.payload_blob, i.dedup, i.at

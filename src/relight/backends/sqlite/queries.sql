@@ -51,13 +51,15 @@ FROM (VALUES (?, ?, ?, ?, ?)) AS v CROSS JOIN runs AS r ON r.id = v.column1;
 
 -- name: change_runs
 -- New values for rows of one tree. A terminal root is never changed, unless recovery gave up on it and it is reopened (a
--- child may be: its parent was retried), and a row of another tree is none of the writer's. A parked one with a message that
--- it has not heard (column13 is the last that it has) is due at once.
-UPDATE runs SET status = v.column3, owner = v.column4, wake_at = CASE WHEN v.column13 IS NOT NULL AND EXISTS (
-        SELECT 1 FROM inbox WHERE inbox.run = runs.key AND inbox.consumed = 0 AND inbox.id > v.column13)
-    THEN v.column11 ELSE v.column5 END, hold = v.column6, reason = v.column7,
+-- child may be: its parent was retried), and a row of another tree is none of the writer's. One that leaves memory is woken by
+-- a message that it has not heard (column13 is the last that it has): due at once, and not paused after all.
+UPDATE runs SET status = iif(v.woken AND v.column3 = 'paused', 'pending', v.column3), owner = v.column4,
+    wake_at = iif(v.woken, v.column11, v.column5), hold = iif(v.woken, NULL, v.column6), reason = iif(v.woken, '', v.column7),
     output = v.column8, output_blob = v.column9, error = v.column10, updated_at = v.column11
-FROM (VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)) AS v
+FROM (SELECT v.*, v.column13 IS NOT NULL AND EXISTS (
+        SELECT 1 FROM inbox WHERE inbox.run = (SELECT key FROM runs AS told WHERE told.id = v.column1) AND inbox.consumed = 0
+            AND inbox.id > v.column13 AND (v.column3 <> 'paused' OR inbox.kind IN ('resume', 'cancel'))) AS woken
+    FROM (VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)) AS v) AS v
 WHERE runs.id = v.column1 AND coalesce(runs.root_id, runs.id) = v.column2
     AND (runs.root_id IS NOT NULL OR runs.status NOT IN ('completed', 'failed', 'cancelled')
         OR (v.column12 AND runs.status = 'cancelled' AND runs.hold = 'recovery'));
@@ -105,11 +107,6 @@ WHERE id = :id AND root_id IS NULL AND epoch = :epoch AND owner IS NOT NULL
     AND status NOT IN ('completed', 'failed', 'cancelled')
 RETURNING key;
 
--- name: hold
-UPDATE runs SET status = :status, owner = :owner, wake_at = :wake_at, hold = :hold, reason = :reason, output = :output,
-    output_blob = :output_blob, error = :error, updated_at = :now
-WHERE key IN (SELECT value FROM json_each(:keys));
-
 -- name: drop_entries
 DELETE FROM journal WHERE run = ? AND sequence <= ?;
 
@@ -154,7 +151,7 @@ ORDER BY created_at DESC, id DESC LIMIT :limit;
 -- name: active_roots
 -- A page after the run :after; where that run is gone the listing starts over, which repeats runs but misses none.
 SELECT * FROM runs INDEXED BY runs_owned
-WHERE owner = :owner AND root_id IS NULL AND owner IS NOT NULL AND status IN ('pending', 'running', 'waiting')
+WHERE owner = :owner AND root_id IS NULL AND owner IS NOT NULL AND status IN ('pending', 'running', 'waiting', 'paused')
     AND (created_at, id) > (coalesce((SELECT created_at FROM runs WHERE id = :after), -9e999), :after)
 ORDER BY created_at, id LIMIT :limit;
 
@@ -162,11 +159,11 @@ ORDER BY created_at, id LIMIT :limit;
 -- From one owner to the next by the index: as many steps as there are owners, whatever they hold.
 WITH RECURSIVE each (owner) AS (
     SELECT min(owner) FROM runs INDEXED BY runs_owned
-    WHERE root_id IS NULL AND owner IS NOT NULL AND status IN ('pending', 'running', 'waiting')
+    WHERE root_id IS NULL AND owner IS NOT NULL AND status IN ('pending', 'running', 'waiting', 'paused')
     UNION ALL
     SELECT (SELECT min(r.owner) FROM runs AS r INDEXED BY runs_owned
         WHERE r.owner > each.owner AND r.root_id IS NULL AND r.owner IS NOT NULL
-            AND r.status IN ('pending', 'running', 'waiting'))
+            AND r.status IN ('pending', 'running', 'waiting', 'paused'))
     FROM each WHERE each.owner IS NOT NULL)
 SELECT owner FROM each WHERE owner IS NOT NULL;
 
@@ -181,7 +178,7 @@ WHERE root_id IS NULL AND status IN ('waiting', 'pending') AND owner IS NULL AND
 
 -- name: held
 SELECT runs.* FROM runs INDEXED BY runs_held
-WHERE root_id IS NULL AND status = 'paused' AND hold = ? AND flow IN (SELECT value FROM json_each(?)) LIMIT ?;
+WHERE root_id IS NULL AND status = 'paused' AND owner IS NULL AND hold = ? AND flow IN (SELECT value FROM json_each(?)) LIMIT ?;
 
 -- name: inbox
 SELECT i.id, r.id, i.kind, i.name, i.payload, i.payload_blob, i.dedup, i.at
@@ -274,12 +271,13 @@ WHERE r.root_id IS NULL AND r.status NOT IN ('completed', 'failed', 'cancelled')
 
 -- name: release
 -- Nobody's, and due: at its time if it waits for one, else at once. updated_at has passed by the clock of those who look
--- for what is due, which need not be the clock of this file. A paused run waits for somebody to free it.
-UPDATE runs SET owner = NULL, status = iif(status = 'paused', status, 'pending'),
-    wake_at = iif(status = 'paused', wake_at, coalesce(wake_at, updated_at))
+-- for what is due, which need not be the clock of this file. A paused run with an owner was about to go on, and does.
+UPDATE runs SET owner = NULL, status = 'pending', hold = NULL, reason = '',
+    wake_at = coalesce(wake_at, updated_at)
 WHERE id = :id AND owner = :owner AND root_id IS NULL AND status NOT IN ('completed', 'failed', 'cancelled')
 RETURNING key;
 
 -- name: release_all
-UPDATE runs INDEXED BY runs_owned SET owner = NULL, status = 'pending', wake_at = coalesce(wake_at, updated_at)
-WHERE owner = ? AND root_id IS NULL AND owner IS NOT NULL AND status IN ('pending', 'running', 'waiting');
+UPDATE runs INDEXED BY runs_owned SET owner = NULL, status = 'pending', hold = NULL, reason = '',
+    wake_at = coalesce(wake_at, updated_at)
+WHERE owner = ? AND root_id IS NULL AND owner IS NOT NULL AND status IN ('pending', 'running', 'waiting', 'paused');

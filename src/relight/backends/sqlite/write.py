@@ -12,6 +12,7 @@ from relight.backends.sqlite import read
 from relight.backends.sqlite.connection import transaction
 from relight.backends.sqlite.queries import SQL
 from relight.backends.sqlite.rows import checksum, json_array, log_row, message_row
+from relight.backends.sqlite.writes import Writes
 from relight.model.run import TERMINAL, LogLine, Message, RunChange
 
 
@@ -32,10 +33,12 @@ def correct_owner(db: apsw.Connection, run_id: str, epoch: int, owner: str) -> b
 def hold(db: apsw.Connection, epochs: dict[str, int], status: RunChange, now: float) -> None:
     """Change the roots' rows, not their journals."""
     with transaction(db):
-        keys = json_array(_unfinished(db, epochs).values())
-        db.execute(SQL["hold"], msgspec.structs.asdict(status) | {"keys": keys, "now": now})
-        if status.status in TERMINAL and status.hold is None:
-            db.execute(SQL["drop_inboxes"], (keys,))
+        writes = Writes(db, now)
+        for root_id, key in _unfinished(db, epochs).items():
+            writes.change(msgspec.structs.replace(status, run_id=root_id), root_id)
+            if status.status in TERMINAL and status.hold is None:
+                writes.end(key)
+        writes.flush()
 
 
 def _unfinished(db: apsw.Connection, epochs: dict[str, int]) -> dict[str, int]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
-from relight.model.run import Message, MessageKind, Status
+from relight.model.run import ENDS_PAUSE, Hold, Message, MessageKind, Status
 from relight.ports.store import Committed, Fenced, Store
 from relight.testing.conformance.build import (
     START,
@@ -28,6 +29,11 @@ from relight.testing.conformance.build import (
 def signal(run_id: str, name: str = "go", dedup: str | None = None, payload: bytes = b"null") -> Message:
     """A signal, posted at START."""
     return Message(run_id=run_id, kind=MessageKind.SIGNAL, name=name, dedup=dedup, payload=payload, at=START)
+
+
+def pausing(run_id: str) -> Message:
+    """A request to pause, posted at START."""
+    return Message(run_id=run_id, kind=MessageKind.PAUSE, at=START)
 
 
 class InboxSuite(Suite):
@@ -214,3 +220,41 @@ class InboxSuite(Suite):
         taken = appending(run, 1, b"w", changes=[parked], consumed=[first, second])
         assert await commit_one(store, taken) == Committed(2)
         assert (await run_of(store, "run")).wake_at is None
+
+    @pytest.mark.parametrize("kind", sorted(ENDS_PAUSE))
+    async def test_a_run_paused_with_an_unheard_message_that_ends_the_pause_is_pending_and_due(
+        self, store: Store, clock: FixedClock, kind: MessageKind
+    ) -> None:
+        """Everybody else has left that message to the owner, who may die before he looks again."""
+        run = new_run()
+        await created(store, run)
+        heard, unheard = await store.post([pausing("run"), Message(run_id="run", kind=kind, at=START)])
+        assert heard is not None
+        clock.time = START + 7
+        paused = changing(run, Status.PAUSED, hold=Hold.USER, reason="paused", heard=heard)
+        pause = appending(run, 1, b"w", changes=[paused], consumed=[heard])
+        assert await commit_one(store, pause) == Committed(2)
+        row = await run_of(store, "run")
+        assert (row.status, row.hold, row.reason, row.wake_at) == (Status.PENDING, None, "", START + 7)
+        assert ids(await store.due(START + 7, 10)) == ["run"]
+        assert [message.id for message in await store.inbox(["run"])] == [unheard]
+
+    async def test_a_run_paused_with_other_unheard_messages_is_paused(self, store: Store) -> None:
+        run = new_run()
+        await created(store, run)
+        (heard, *_) = await store.post([pausing("run"), signal("run"), pausing("run")])
+        paused = changing(run, Status.PAUSED, hold=Hold.USER, reason="paused", heard=heard)
+        assert await commit_one(store, appending(run, 1, b"w", changes=[paused])) == Committed(2)
+        row = await run_of(store, "run")
+        assert (row.status, row.hold, row.reason, row.wake_at) == (Status.PAUSED, Hold.USER, "paused", None)
+
+    async def test_holding_a_run_with_an_unheard_message_that_ends_the_hold(self, store: Store) -> None:
+        told, quiet = new_run("told"), new_run("quiet")
+        await created(store, told, quiet)
+        heard, _ = await store.post([signal("quiet"), Message(run_id="told", kind=MessageKind.CANCEL, at=START)])
+        change = changing(told, Status.PAUSED, hold=Hold.CORRUPT, reason="row 3", heard=heard)
+        await store.hold({"told": 1, "quiet": 1}, change)
+        assert (await run_of(store, "quiet")).hold is Hold.CORRUPT
+        row = await run_of(store, "told")
+        assert (row.status, row.hold, row.owner) == (Status.PENDING, None, None)
+        assert row.wake_at is not None

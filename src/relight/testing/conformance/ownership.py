@@ -34,13 +34,14 @@ class OwnershipSuite(Suite):
                 creation(new_run("pending", created_at=START + 1, status=Status.PENDING)),
                 creation(new_run("parked", status=Status.WAITING, owner=None)),
                 creation(new_run("spawned", status=Status.PENDING, owner=None)),
-                creation(new_run("paused", status=Status.PAUSED)),
+                creation(new_run("going on", created_at=START + 4, status=Status.PAUSED)),
+                creation(new_run("paused", status=Status.PAUSED, owner=None)),
                 creation(new_run("yours", owner="you")),
                 creation(new_run("done")),
             ]
         )
         await ended(store, new_run("done"))
-        assert ids(await store.list_active_roots("me", None, 10)) == ["pending", "waiting", "running"]
+        assert ids(await store.list_active_roots("me", None, 10)) == ["pending", "waiting", "running", "going on"]
         assert ids(await store.list_active_roots("you", None, 10)) == ["yours"]
         assert await store.list_active_roots("nobody", None, 10) == []
         assert await store.owners() == ["me", "you"]
@@ -71,7 +72,7 @@ class OwnershipSuite(Suite):
         done = new_run("done", owner="finished")
         parked = new_run("parked", owner="parker")
         many = [new_run(f"{owner}-{n}", owner=owner) for owner in ("b#1", "a#2", "c#3") for n in range(20)]
-        await created(store, done, parked, *many, new_run("paused", owner="pauser", status=Status.PAUSED))
+        await created(store, done, parked, *many, new_run("paused", owner=None, status=Status.PAUSED))
         await ended(store, done)
         await commit_one(store, appending(parked, 1, changes=[changing(parked, Status.WAITING)]))
         assert sorted(await store.owners()) == ["a#2", "b#1", "c#3"]

@@ -215,6 +215,7 @@ class RunSuite(Suite):
             paused("b", Hold.DEFINITION, "g"),
             paused("c", Hold.DEFINITION, "h"),
             paused("d", Hold.USER, "f"),
+            new_run("going on", status=Status.PAUSED, hold=Hold.DEFINITION, flow="f"),
             new_run("running", flow="f"),
         )
         assert sorted(ids(await store.held(Hold.DEFINITION, ["f", "h", "x"], 10))) == ["a", "c"]

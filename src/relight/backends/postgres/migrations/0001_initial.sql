@@ -39,7 +39,7 @@ CREATE INDEX runs_by_parent ON relight.runs (parent_id, created_at) WHERE parent
 -- What an orchestrator asks for over and over. These hold unfinished roots only, so that a million finished runs cost
 -- neither a restart nor a timer anything.
 CREATE INDEX runs_active ON relight.runs (owner, created_at, id)
-    WHERE root_id IS NULL AND owner IS NOT NULL AND status IN ('pending', 'running', 'waiting');
+    WHERE root_id IS NULL AND owner IS NOT NULL AND status IN ('pending', 'running', 'waiting', 'paused');
 CREATE INDEX runs_due ON relight.runs (wake_at)
     WHERE root_id IS NULL AND owner IS NULL AND wake_at IS NOT NULL AND status IN ('pending', 'waiting');
 CREATE INDEX runs_held ON relight.runs (hold, flow, created_at) WHERE root_id IS NULL AND status = 'paused';

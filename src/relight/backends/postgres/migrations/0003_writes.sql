@@ -37,8 +37,9 @@ BEGIN
 END $$;
 
 -- New values for rows of a tree whose head the caller has locked; a row of another tree is none of the writer's.
--- The news that only the old row tells: a run is no longer paused. A parked one with a message that it has not heard is due
--- at once; the inbox lock keeps messages from coming between this look and the end of the transaction.
+-- The news that only the old row tells: a run is no longer paused. One that leaves memory is woken by a message that it has not
+-- heard: due at once, and not paused after all. The inbox lock keeps messages from coming between this look and the end of the
+-- transaction.
 CREATE FUNCTION relight.change_runs(p_changes relight.new_change[], p_now double precision) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     v_news integer;
@@ -49,16 +50,18 @@ BEGIN
         PERFORM relight.lock_inbox(false);
     END IF;
     WITH changed AS (
-        UPDATE relight.runs AS r SET status = c.status, owner = c.owner, hold = c.hold, reason = c.reason,
-            wake_at = CASE WHEN c.heard IS NOT NULL AND EXISTS (
-                    SELECT 1 FROM relight.inbox AS i WHERE i.run = r.key AND NOT i.consumed AND i.id > c.heard)
-                THEN p_now ELSE c.wake_at END,
+        UPDATE relight.runs AS r SET status = CASE WHEN c.woken AND c.status = 'paused' THEN 'pending' ELSE c.status END,
+            owner = c.owner, wake_at = CASE WHEN c.woken THEN p_now ELSE c.wake_at END,
+            hold = CASE WHEN c.woken THEN NULL ELSE c.hold END, reason = CASE WHEN c.woken THEN '' ELSE c.reason END,
             output = c.output, output_blob = c.output_blob, error = c.error, updated_at = p_now
-        FROM (SELECT * FROM unnest(p_changes) AS u ORDER BY u.run_id) AS c
+        FROM (SELECT u.*, u.heard IS NOT NULL AND EXISTS (
+                  SELECT 1 FROM relight.inbox AS i WHERE i.run = u.root AND NOT i.consumed AND i.id > u.heard
+                      AND (u.status <> 'paused' OR i.kind IN ('resume', 'cancel'))) AS woken
+              FROM unnest(p_changes) AS u ORDER BY u.run_id) AS c
         WHERE r.id = c.run_id AND coalesce(r.root_id, r.id) = c.root_id
-        RETURNING c.heard IS NOT NULL AND r.wake_at IS DISTINCT FROM c.wake_at AS due
+        RETURNING c.woken
     )
-    SELECT v_news | CASE WHEN bool_or(due) THEN 1 ELSE 0 END INTO v_news FROM changed;
+    SELECT v_news | CASE WHEN bool_or(woken) THEN 1 ELSE 0 END INTO v_news FROM changed;
     RETURN v_news;
 END $$;
 
@@ -125,7 +128,8 @@ BEGIN
             IF FOUND THEN
                 v_news := 2;
             ELSE
-                SELECT id INTO v_id FROM relight.inbox WHERE run = v_run AND dedup = v_message.dedup;
+                -- Locked, so that this is a commit, too, and waits for the standby to have what an earlier call has written.
+                SELECT id INTO v_id FROM relight.inbox WHERE run = v_run AND dedup = v_message.dedup FOR KEY SHARE;
             END IF;
         END IF;
         v_ids := v_ids || v_id;
@@ -190,11 +194,10 @@ BEGIN
     IF v_keys IS NULL THEN
         RETURN;
     END IF;
-    UPDATE relight.runs AS r SET status = p_change.status, owner = p_change.owner, wake_at = p_change.wake_at,
-        hold = p_change.hold, reason = p_change.reason, output = p_change.output, output_blob = p_change.output_blob,
-        error = p_change.error, updated_at = p_now
-    FROM (SELECT u.key FROM relight.runs AS u WHERE u.key = ANY (v_keys) ORDER BY u.id) AS g
-    WHERE r.key = g.key;
+    p_news := p_news | relight.change_runs(ARRAY(
+        SELECT ROW(r.key, r.id, r.id, p_change.status, p_change.owner, p_change.wake_at, p_change.hold, p_change.reason,
+            p_change.output, p_change.output_blob, p_change.error, p_change.heard)::relight.new_change
+        FROM relight.runs AS r WHERE r.key = ANY (v_keys)), p_now);
     IF p_ended > 0 AND p_change.hold IS NULL THEN
         PERFORM relight.drop_inboxes(v_keys);
     END IF;

@@ -44,11 +44,11 @@ BEGIN
 END $$;
 
 -- Nobody's from now on, and due: at its time if it waits for one, else at once. updated_at has passed by the clock of those who
--- look for what is due. A paused run waits for somebody to free it.
+-- look for what is due. A paused run with an owner was about to go on, and does.
 CREATE FUNCTION relight.release(p_owner text, p_id text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    UPDATE relight.runs SET owner = NULL, status = CASE status WHEN 'paused' THEN status ELSE 'pending' END,
-        wake_at = CASE status WHEN 'paused' THEN wake_at ELSE coalesce(wake_at, updated_at) END
+    UPDATE relight.runs SET owner = NULL, status = 'pending', hold = NULL, reason = '',
+        wake_at = coalesce(wake_at, updated_at)
     WHERE id = p_id AND owner = p_owner AND root_id IS NULL AND status NOT IN ('completed', 'failed', 'cancelled');
     IF FOUND THEN
         PERFORM relight.tell('', 1);
@@ -68,9 +68,10 @@ CREATE FUNCTION relight.release_all(p_owner text) RETURNS void LANGUAGE plpgsql
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 BEGIN
-    UPDATE relight.runs AS r SET owner = NULL, status = 'pending', wake_at = coalesce(r.wake_at, r.updated_at)
+    UPDATE relight.runs AS r SET owner = NULL, status = 'pending', hold = NULL, reason = '',
+        wake_at = coalesce(r.wake_at, r.updated_at)
     FROM (SELECT u.key FROM relight.runs AS u
-          WHERE u.owner = p_owner AND u.root_id IS NULL AND u.status IN ('pending', 'running', 'waiting')
+          WHERE u.owner = p_owner AND u.root_id IS NULL AND u.status IN ('pending', 'running', 'waiting', 'paused')
           ORDER BY u.id FOR NO KEY UPDATE) AS mine
     WHERE r.key = mine.key;
     IF FOUND THEN

@@ -3,7 +3,7 @@
 -- Each looks for its own runs, and for those of one that died, among all others'.
 DROP INDEX runs_active;
 CREATE INDEX runs_owned ON runs (owner, created_at, id)
-    WHERE root_id IS NULL AND status IN ('pending', 'running', 'waiting') AND owner IS NOT NULL;
+    WHERE root_id IS NULL AND status IN ('pending', 'running', 'waiting', 'paused') AND owner IS NOT NULL;
 
 -- One row per session, so that a heartbeat writes one row whatever the number of runs. By SQLite's clock.
 CREATE TABLE orchestrators (
