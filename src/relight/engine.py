@@ -159,7 +159,6 @@ class Relight:
             services.background.start(_follow(store, services.clock), "clock")
         if self._recovers:
             REGISTRY.listen(orchestrator.flow_registered)
-            services.background.start(orchestrator.free(REGISTRY.names()), "free")
             recovery.start()
 
     async def signalled(self) -> None:

@@ -204,6 +204,8 @@ async def test_news_of_others_and_never_of_oneself(open_postgres):
     both = appending(run, 3, b"4", runs=[spawn], messages=[message, message])
     await is_told(commit_one(store, both), News.DUE | News.MAIL)
     await is_told(store.hold({"spawn": 0}, changing(spawn, Status.PAUSED, hold=Hold.POISON)), News.RUNS)
+    missing = changing(spawn, Status.PAUSED, hold=Hold.DEFINITION)
+    await is_told(store.hold({"spawn": 0}, missing), News.RUNS | News.HELD)
     await is_told(commit_one(store, appending(run, 4, b"5", cancel_spawned="enough")), News.MAIL)
     await is_told(commit_one(store, appending(run, 5, b"6", changes=[changing(run, Status.FAILED)])), News.RUNS)
     # Nothing but what was expected: whatever came too much stands before this one.

@@ -28,6 +28,7 @@ from relight import (
     wait_for,
 )
 from relight.errors import DefinitionError
+from relight.lifecycle import orchestrator
 from relight.model import journal as j
 from relight.testing.clock import START
 from tests.flows.world import World, until
@@ -138,6 +139,36 @@ async def test_many_sleepers_wake_in_order(world: World):
         world.clock.advance("1m")
         await until(lambda count=count: len(woken) == count)
     assert woken == [1, 2, 3, 4, 5]
+
+
+async def test_a_sleep_that_falls_due_while_the_store_is_asked_is_not_passed_over(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    @flow
+    async def rest(seconds: float) -> str:
+        await sleep(seconds)
+        return "rested"
+
+    monkeypatch.setattr(orchestrator, "CHECK_SECONDS", 3600.0)  # the poll would find it, in the end
+    rl = await world.open()
+    runs = [await rl.start(rest, seconds) for seconds in (600, 601)]
+    for run in runs:
+        await until(lambda run=run: world.asleep(run))
+    for run in runs:
+        await world.park(run)
+    store: Any = rl.services.store
+    due = store.inner.due
+
+    async def slow(now: float, limit: int) -> Any:
+        """One is due; when the answer arrives the other is as well, and no timer was set for it."""
+        monkeypatch.setattr(store.inner, "due", due)
+        found = await due(now, limit)
+        world.clock.advance("1s")
+        return found
+
+    monkeypatch.setattr(store.inner, "due", slow)
+    world.clock.advance(START + 600 - world.clock.now())
+    assert [await run.result(timeout="10s") for run in runs] == ["rested"] * 2
 
 
 async def test_a_wall_clock_set_back_does_not_end_a_sleep_early(world: World):
@@ -1237,7 +1268,7 @@ async def test_values_in_a_step_are_plain(world: World):
 async def test_sleeping_parking_and_waking_in_real_time():
     @flow
     async def rest() -> str:
-        await sleep("60ms")
+        await sleep("500ms")
         return "rested"
 
     async with Relight("memory:", park_after="10ms") as rl:

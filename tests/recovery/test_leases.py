@@ -14,7 +14,8 @@ from relight import Relight, flow, sleep, step
 from relight.backends.memory import MemoryLeases, MemoryStore
 from relight.clock import SYSTEM_CLOCK
 from relight.errors import LeasesUnavailableError
-from relight.model.run import Status
+from relight.flow.registry import Registry
+from relight.model.run import Hold, Status
 from relight.process import bury
 from tests.flows.world import until
 
@@ -188,7 +189,7 @@ async def test_a_dead_engine_s_runs_are_taken_over_when_its_lease_lapses(engines
     for n in range(30):
         assert await (await b.get(f"r{n}")).result(timeout="5s") == 7
     assert work.begun == 60
-    await until(lambda: a.metrics.value("relight_fenced_writes_total") == 30)
+    await until(lambda: a.metrics.value("relight_false_deaths_total") == 30)
     assert b.metrics.value("relight_recovery_claims_total") == 30
 
 
@@ -227,7 +228,8 @@ async def test_who_wakes_after_its_lapse_asks_before_the_next_step(engines: Engi
     frozen.set()
     await until(lambda: not a.orchestrator.live)
     assert ran == ["first", "second at b"]
-    assert a.metrics.value("relight_fenced_writes_total") == 1
+    assert a.metrics.value("relight_false_deaths_total") == 1
+    assert a.metrics.value("relight_fenced_writes_total") == 0, "it asked, and had nothing to record"
 
 
 async def test_two_engines_of_one_name_are_told_apart(engines: Engines, caplog: pytest.LogCaptureFixture):
@@ -340,3 +342,31 @@ async def test_an_engine_whose_closing_is_broken_off_falls_silent(engines: Engin
     with pytest.raises(asyncio.CancelledError):
         await closing
     await until(lambda: not thread.is_alive())
+
+
+async def test_a_run_held_for_want_of_its_flow_is_passed_on_to_whoever_knows_it(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+):
+    work, room = Work(), asyncio.Event()
+
+    @flow
+    async def in_the_way() -> None:
+        await room.wait()
+
+    with monkeypatch.context() as patched:
+        patched.setattr("relight.engine.REGISTRY", Registry())
+        stranger = await engines.start("stranger")
+    knows, client = await engines.start("knows", max_concurrent_runs=1), await engines.start("client", drive=False)
+    assert knows._recovery is not None
+    await knows._recovery.settled.wait()
+    await until(lambda: not knows.orchestrator._free_again)  # it has looked, at its start, and found none
+    await knows.start(in_the_way)  # so that the one that does not know the flow comes first
+    await client.start(work.flow, id="r")
+
+    async def held() -> bool:
+        return (await stranger.row("r")).hold is Hold.DEFINITION
+
+    await until(held)
+    work.gate.set()
+    room.set()
+    assert await (await knows.get("r")).result(timeout="5s") == 7

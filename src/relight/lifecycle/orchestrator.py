@@ -51,7 +51,7 @@ class Orchestrator:
         self._timer: Timer | None = None
         self._timer_at: float | None = None
         self._wanted = asyncio.Event()
-        self._look_again = self._listen_again = False  # for due runs; for messages
+        self._look_again = self._listen_again = self._free_again = False  # for due runs; for messages; for held runs
         self._doubtful: dict[str, bool] = {}  # creating or claiming them failed, perhaps once written; crashed?
         self._own: set[str] = set()  # runs started here; kept only while recovery is off
         self._room_waiters: list[asyncio.Future[None]] = []
@@ -61,7 +61,7 @@ class Orchestrator:
 
     def start(self) -> None:
         self.services.store.watch(self._changed)
-        self._look_again = self._listen_again = True
+        self._look_again = self._listen_again = self._free_again = True
         self._wanted.set()
         self._task = start_task(self.services.loop, self._attend(), None, "relight-orchestrator")
 
@@ -77,7 +77,7 @@ class Orchestrator:
         runs = list(self.live.values())
         if runs:
             await asyncio.gather(*(self._let_go(run, grace_seconds, "its orchestrator stops") for run in runs))
-        self._watchers.tell_all_but(())
+        await self._watchers.last_look()
 
     async def _let_go(self, run: LiveRun, grace_seconds: float, why: str) -> None:
         """Take one run out of memory: it is free at once for anybody to take up, and that counts as no crash."""
@@ -191,7 +191,7 @@ class Orchestrator:
             return
         if run.missed:
             self._mail.missed_by(run)
-            self._wanted.set()
+            self._look()  # what it missed before it left has made it due
         self._room_is_free()
 
     def offer(self, run_id: str) -> None:
@@ -237,7 +237,7 @@ class Orchestrator:
             if not waiter.done():
                 waiter.set_result(None)
         self._room_waiters.clear()
-        if self._look_again:
+        if self._look_again or self._free_again:
             self._wanted.set()
 
     def _look(self) -> None:
@@ -255,12 +255,18 @@ class Orchestrator:
             self._overtaken.others_wrote = True
         self._look_again |= News.DUE in news
         self._listen_again |= News.MAIL in news
+        self._free_again |= News.HELD in news
         self._wanted.set()
 
     def flow_registered(self, name: str) -> None:
         """From any thread: runs held for want of this flow can go on."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self.services.loop.call_soon_threadsafe(lambda: self.services.background.start(self.free([name]), "free"))
+            self.services.loop.call_soon_threadsafe(self.look_for_held)
+
+    def look_for_held(self) -> None:
+        """Runs may be held for want of a flow that this process knows."""
+        self._free_again = True
+        self._wanted.set()
 
     async def told(self, message: Message) -> None:
         """A message was posted by this process: no need to wait for the store to tell."""
@@ -288,9 +294,12 @@ class Orchestrator:
                 if self._look_again and self.room > 0 and self.services.keeper.held:
                     self._look_again = False
                     await self._take_due()
+                if self._free_again and self.room > 0 and self.services.keeper.held:
+                    self._free_again = False
+                    await self._take_held()
             except StoreError as error:
                 log(logging.WARNING, Token.RECOVERY_FAILED, f"{error}; looking again in {patience.seconds:.2g}s")
-                self._look_again = self._listen_again = True
+                self._look_again = self._listen_again = self._free_again = True
                 self._wanted.set()
                 await patience.pause()
             else:
@@ -314,8 +323,8 @@ class Orchestrator:
     async def _take_due(self) -> None:
         """Take up what is due, pass after pass, while there is room; then sleep until the next is."""
         while self.room > 0:
-            limit = min(PASS_LIMIT, self.room)
-            due = await self.services.store.due(self.services.clock.now(), limit)
+            limit, asked_at = min(PASS_LIMIT, self.room), self.services.clock.now()
+            due = await self.services.store.due(asked_at, limit)
             fresh = [row for row in due if self._may_take(row.id)]
             await take_up(self, fresh, crashed=False)
             if len(due) < limit or not fresh:
@@ -325,9 +334,23 @@ class Orchestrator:
             return
         upcoming = await self.services.store.next_due()
         if upcoming is not None:
-            # What is due already was not for us just now (others took it, or its lease is not free yet): no hurry then.
-            now = self.services.clock.now()
-            self.wake_at(upcoming if upcoming > now else now + NOT_OURS_SECONDS)
+            # What was due when we asked was not for us (others took it, or its lease is not free yet): no hurry then. What
+            # has fallen due since, nobody has looked at.
+            self.wake_at(upcoming if upcoming > asked_at else self.services.clock.now() + NOT_OURS_SECONDS)
+
+    async def _take_held(self) -> None:
+        """Take up runs that were held for want of their flow by a process that did not know it; this one does."""
+        if not self.services.config.recovery.enabled:
+            return
+        while self.room > 0:
+            limit = min(PASS_LIMIT, self.room)
+            held = await self.services.store.held(Hold.DEFINITION, self.services.registry.names(), limit)
+            if held:
+                names = ", ".join(sorted({row.flow for row in held}))
+                log(logging.INFO, Token.DEFINITION_FOUND, f"{len(held)} runs held for want of {names} go on")
+            if not await take_up(self, held, crashed=False) or len(held) < limit:
+                return
+        self._free_again = True  # no room: whoever leaves makes us look again
 
     def wake(self, rows: Sequence[Run]) -> None:
         """Take up parked or paused runs for what they were told, as soon as there is room for them."""
@@ -355,25 +378,6 @@ class Orchestrator:
         for run_id in run_ids:
             if self._mail.not_opened_for(run_id):
                 self._wanted.set()
-
-    async def free(self, flows: Sequence[str]) -> None:
-        """Take up the runs that are held because one of these flows was missing."""
-        patience = Patience()
-        while not self.stopping:
-            try:
-                await self.wait_for_room()
-                limit = min(PASS_LIMIT, self.room)
-                held = await self.services.store.held(Hold.DEFINITION, flows, limit)
-                if held:
-                    names = ", ".join(sorted({row.flow for row in held}))
-                    log(logging.INFO, Token.DEFINITION_FOUND, f"{len(held)} runs held for want of {names} go on")
-                    await take_up(self, held, crashed=False)
-            except StoreError as error:
-                log(logging.WARNING, Token.RECOVERY_FAILED, f"{error}; looking again in {patience.seconds:.2g}s")
-                await patience.pause()
-            else:
-                if len(held) < limit:
-                    return
 
     async def _resolve_doubts(self) -> None:
         """Creations and claims that were reported as failed: what is ours after all is driven, or nobody would."""

@@ -29,6 +29,7 @@ from relight.telemetry import Token, log
 MAX_BATCH = 4096  # roots per transaction: bounds the burst; the rest follows at once
 WORTH_SHARING = 32  # queued drafts from which on free lanes share them out
 STOP_SECONDS = 5.0
+STALLED_SECONDS = 2.0  # what a commit under way may still take when there is no time left to give it again
 
 Creation = tuple[Commit, asyncio.Future[CommitResult]]
 
@@ -43,7 +44,8 @@ class Recorder:
         self.entries = 0
         self.store = store
         self.insisting = 0  # lanes in which the store refuses a batch that cannot be given up,
-        self.give_up_at: float | None = None  # except when the process is stopping: then from this time on
+        self.give_up_at: float | None = None  # except when the process is stopping: then from this time on,
+        self.given_up = False  # and once that has happened, the store is not asked any more
         self._queue: list[Writer] = []
         self._creations: list[Creation] = []
         self._lanes = [_Lane(self) for _ in range(store.lanes)]
@@ -58,6 +60,15 @@ class Recorder:
         """The process is stopping: a store that fails for longer than this is not waited for. Whoever waits for a commit
         is told that it did not come to pass, or stopping would wait as long as the fault lasts."""
         self.give_up_at = self.loop.time() + seconds
+        for lane in self._lanes:
+            lane.hurry()
+
+    def limit(self) -> float | None:
+        """Until when one commit may take. A store that hangs is waited for as long as its own deadlines allow, which is
+        longer than anybody waits for a process to stop."""
+        if self.give_up_at is None:
+            return None
+        return max(self.give_up_at, self.loop.time()) + STALLED_SECONDS
 
     async def stop(self) -> None:
         """Commit what is queued, then end. A failing store is not waited for: what it has not taken, it never gets."""
@@ -157,6 +168,11 @@ class _Lane:
         self.looking = False  # woken, and about to take its share
         self._recorder = recorder
         self._idle: asyncio.Future[None] | None = None
+        self._limit: asyncio.Timeout | None = None  # of the commit under way
+
+    def hurry(self) -> None:
+        if self._limit is not None:
+            self._limit.reschedule(self._recorder.limit())
 
     def wake(self) -> None:
         if self._idle is not None:
@@ -203,7 +219,7 @@ class _Lane:
         """One batch, until the store has taken it. Creations are tried once, with the first try."""
         recorder = self._recorder
         try:
-            results = await recorder.store.commit([*commits, *(commit for commit, _ in creations)])
+            results = await self._ask([*commits, *(commit for commit, _ in creations)])
         except StoreUnavailableError as error:
             recorder.failing(error)
             recorder.refuse(creations)
@@ -211,6 +227,23 @@ class _Lane:
         if results:
             recorder.works()
         return results
+
+    async def _ask(self, commits: list[Commit]) -> list[CommitResult]:
+        """Give the store a batch, once."""
+        recorder = self._recorder
+        if recorder.given_up:
+            raise StoreUnavailableError(recorder.fault or "the store does not answer")
+        limit = asyncio.timeout_at(recorder.limit())
+        try:
+            async with limit:
+                self._limit = limit
+                return await recorder.store.commit(commits)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise StoreUnavailableError("the store did not answer before this process had to stop") from None
+        finally:
+            self._limit = None
 
     async def _insist(self, commits: list[Commit]) -> list[CommitResult]:
         patience = Patience()
@@ -220,12 +253,13 @@ class _Lane:
             while True:
                 recorder.refuse_queued()
                 if recorder.give_up_at is not None and recorder.loop.time() >= recorder.give_up_at:
+                    recorder.given_up = True
                     raise StoreUnavailableError(
                         f"Relight was stopped while nothing could be committed: {recorder.fault}"
                     )
                 await patience.pause()
                 try:
-                    return await recorder.store.commit(commits)
+                    return await self._ask(commits)
                 except StoreUnavailableError as error:
                     recorder.failing(error)
         finally:
@@ -241,7 +275,7 @@ class _Lane:
             else:
                 writer.fenced = True
                 writer.abandon(None)
-                writer.on_fenced()
+                writer.on_fenced(bool(commit.entries))
         for (_, future), result in zip(creations, results[len(commits) :], strict=True):
             if not future.done():
                 future.set_result(result)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Callable, Container
 
 from relight.model.run import Run
 
 Watcher = Callable[[Run | None], None]
+
+LAST_LOOK_SECONDS = 5.0  # a store that does not answer must not keep an engine from closing
 
 
 class Watchers:
@@ -14,10 +18,12 @@ class Watchers:
 
     def __init__(self) -> None:
         self._watchers: dict[str, list[Watcher]] = {}
+        self._last_left = asyncio.Event()
 
     def add(self, run_id: str, watcher: Watcher) -> Callable[[], None]:
         """Returns what takes it back."""
         self._watchers.setdefault(run_id, []).append(watcher)
+        self._last_left.clear()
 
         def remove() -> None:
             watchers = self._watchers.get(run_id, [])
@@ -25,6 +31,8 @@ class Watchers:
                 watchers.remove(watcher)
             if not watchers:
                 self._watchers.pop(run_id, None)
+            if not self._watchers:
+                self._last_left.set()
 
         return remove
 
@@ -36,3 +44,12 @@ class Watchers:
         """Whoever watches a run that is not one of these should look."""
         for run_id in [run_id for run_id in self._watchers if run_id not in run_ids]:
             self.tell(run_id)
+
+    async def last_look(self) -> None:
+        """Everybody should look, and no longer wait. The store is closed after this: under their eyes, if we did not stay
+        until they have."""
+        self.tell_all_but(())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_LOOK_SECONDS):
+                while self._watchers:
+                    await self._last_left.wait()

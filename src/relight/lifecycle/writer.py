@@ -53,7 +53,7 @@ class Writer:
         root_id: str,
         epoch: int,
         sequence: int,
-        on_fenced: Callable[[], None],
+        on_fenced: Callable[[bool], None],  # with whether entries were refused
         on_checkpoint: Callable[[], None],
     ) -> None:
         self.root_id = root_id

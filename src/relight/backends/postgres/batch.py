@@ -17,7 +17,7 @@ from relight.backends.postgres.rows import (
     message_row,
     run_row,
 )
-from relight.model.run import TERMINAL, News, Run, RunChange, Status
+from relight.model.run import TERMINAL, Hold, News, Run, RunChange, Status
 from relight.ports.store import Commit
 
 _DUE = (Status.PENDING, Status.WAITING)
@@ -203,6 +203,8 @@ def news_of(row: Run | RunChange) -> News:
         news |= News.DUE
     if isinstance(row, RunChange) and (row.status in TERMINAL or row.status is Status.PAUSED):
         news |= News.RUNS
+    if row.hold is Hold.DEFINITION:
+        news |= News.HELD
     return news
 
 
