@@ -8,9 +8,10 @@ linter refuses `time`, `random` and whatever makes a uuid.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 from uuid import UUID, uuid4
 
@@ -104,6 +105,18 @@ class StoreClock:
     def base_now(self) -> float:
         """This machine's own time."""
         return self._base.now()
+
+
+@contextlib.asynccontextmanager
+async def time_limit(clock: Clock, seconds: float) -> AsyncIterator[asyncio.Timeout]:
+    """`asyncio.timeout`, but by this clock."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(None) as limit:
+        timer = clock.call_later(seconds, lambda: limit.reschedule(loop.time()))
+        try:
+            yield limit
+        finally:
+            timer.cancel()
 
 
 class SystemEntropy:

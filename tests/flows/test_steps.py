@@ -654,10 +654,12 @@ async def test_an_attempt_in_flight_at_a_crash_keeps_its_number(world: World):
 
 
 async def test_an_async_step_past_its_timeout_is_cancelled(world: World):
+    begun = asyncio.Event()
     ended: list[str] = []
 
-    @step(timeout="20ms")
+    @step(timeout="1h")
     async def slow() -> None:
+        begun.set()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -673,15 +675,21 @@ async def test_an_async_step_past_its_timeout_is_cancelled(world: World):
         return "no timeout"
 
     rl = await world.open()
-    assert await rl.run(waiting) == "step 'slow' did not finish within its timeout of 0.02s"
+    run = await rl.start(waiting)
+    await begun.wait()
+    world.clock.advance("59m")
+    assert ended == []
+    world.clock.advance("1m")
+    assert await run.result() == "step 'slow' did not finish within its timeout of 3600.0s"
     assert ended == ["cancelled"]
 
 
 async def test_a_sync_step_past_its_timeout_is_left_behind(world: World):
-    gate = threading.Event()
+    begun, gate = threading.Event(), threading.Event()
 
-    @step(timeout="20ms")
+    @step(timeout="1h")
     def slow() -> None:
+        begun.set()
         gate.wait()
 
     @flow
@@ -694,7 +702,10 @@ async def test_a_sync_step_past_its_timeout_is_left_behind(world: World):
 
     rl = await world.open()
     try:
-        assert "did not finish within its timeout" in await rl.run(waiting)
+        run = await rl.start(waiting)
+        await until(begun.is_set)
+        world.clock.advance("1h")
+        assert "did not finish within its timeout" in await run.result()
     finally:
         gate.set()
 
@@ -702,7 +713,7 @@ async def test_a_sync_step_past_its_timeout_is_left_behind(world: World):
 async def test_a_timeout_counts_for_each_attempt_and_is_retried(world: World):
     seen: list[int] = []
 
-    @step(timeout="20ms", retry=Retry(3))
+    @step(timeout="1h", retry=Retry(3))
     async def slow() -> str:
         seen.append(current_step().attempt)
         if len(seen) < 3:
@@ -714,7 +725,11 @@ async def test_a_timeout_counts_for_each_attempt_and_is_retried(world: World):
         return await slow()
 
     rl = await world.open()
-    assert await rl.run(waiting) == "at last"
+    run = await rl.start(waiting)
+    for attempt in (1, 2):
+        await until(lambda attempt=attempt: len(seen) == attempt)
+        world.clock.advance("1h")
+    assert await run.result() == "at last"
     assert seen == [1, 2, 3]
 
 

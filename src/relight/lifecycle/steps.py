@@ -12,6 +12,7 @@ import logging
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
+from relight.clock import time_limit
 from relight.errors import StepInterruptedError, StepTimeoutError, Unwind, VersionMismatchError
 from relight.flow.definitions import Step
 from relight.flow.payloads import rebuild_error, record_error
@@ -174,12 +175,12 @@ async def _body(
     remaining = deadline - run.services.clock.now()
     if remaining <= 0:
         raise StepTimeoutError(f"step {info.step!r} passed its deadline while no process was running it")
-    timer = asyncio.timeout(remaining)
+    limit = None
     try:
-        async with timer:
+        async with time_limit(run.services.clock, remaining) as limit:
             return await _call(run, scope, step, info, args, kwargs)
     except TimeoutError as error:
-        if not timer.expired():
+        if limit is None or not limit.expired():
             raise
         raise StepTimeoutError(
             f"step {info.step!r} did not finish within its timeout of {step.timeout_seconds}s"
