@@ -19,6 +19,7 @@ from relight.flow.definitions import Flow
 from relight.flow.scope import start_task
 from relight.lifecycle import execute, hold
 from relight.lifecycle.blocked import is_blocked
+from relight.lifecycle.doubts import Doubts
 from relight.lifecycle.mail import Mail
 from relight.lifecycle.overtaken import Overtaken
 from relight.lifecycle.patience import Patience
@@ -52,7 +53,7 @@ class Orchestrator:
         self._timer_at: float | None = None
         self._wanted = asyncio.Event()
         self._look_again = self._listen_again = self._free_again = False  # for due runs; for messages; for held runs
-        self._doubtful: dict[str, bool] = {}  # creating or claiming them failed, perhaps once written; crashed?
+        self._doubts = Doubts(self, self._creating)
         self._own: set[str] = set()  # runs started here; kept only while recovery is off
         self._room_waiters: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
@@ -141,12 +142,11 @@ class Orchestrator:
         if reserved and (self._room_waiters or self._look_again):
             # Later, when the run that came of it, if any, is in memory: if none did, somebody may have waited for its room.
             self.services.loop.call_soon(self._room_is_free)
-        if run_id in self._doubtful:
+        if run_id in self._doubts:
             self._wanted.set()
 
     def doubt(self, run_ids: Sequence[str], *, crashed: bool) -> None:
-        """Whether this process owns these runs is unknown; look, once the store answers again."""
-        self._doubtful.update(dict.fromkeys(run_ids, crashed))
+        self._doubts.add(run_ids, crashed=crashed)
         self._wanted.set()
 
     def drive_new(self, row: Run, state: TreeState, flow: Flow[..., object], generation: int) -> None:
@@ -285,7 +285,7 @@ class Orchestrator:
                 self._watchers.tell_all_but(self.live)
             self._wanted.clear()
             try:
-                await self._resolve_doubts()
+                await self._doubts.resolve()
                 await self._mail.recheck()
                 await self._overtaken.look()
                 if self._listen_again:
@@ -307,7 +307,7 @@ class Orchestrator:
 
     def has(self, run_id: str) -> bool:
         """Whether this process drives the run, is about to, or finds out whether it should."""
-        return run_id in self.live or run_id in self.taking or run_id in self._doubtful or run_id in self._creating
+        return run_id in self.live or run_id in self.taking or run_id in self._doubts or run_id in self._creating
 
     def claim_as_own(self, run_id: str) -> None:
         """Somebody asked this process to bring the run back: it may be taken up here also while recovery is off."""
@@ -322,8 +322,9 @@ class Orchestrator:
 
     async def _take_due(self) -> None:
         """Take up what is due, pass after pass, while there is room; then sleep until the next is."""
+        asked_at = self.services.clock.now()
         while self.room > 0:
-            limit, asked_at = min(PASS_LIMIT, self.room), self.services.clock.now()
+            limit = min(PASS_LIMIT, self.room)
             due = await self.services.store.due(asked_at, limit)
             fresh = [row for row in due if self._may_take(row.id)]
             await take_up(self, fresh, crashed=False)
@@ -378,19 +379,3 @@ class Orchestrator:
         for run_id in run_ids:
             if self._mail.not_opened_for(run_id):
                 self._wanted.set()
-
-    async def _resolve_doubts(self) -> None:
-        """Creations and claims that were reported as failed: what is ours after all is driven, or nobody would."""
-        if not self._doubtful:
-            return
-        doubtful, self._doubtful = self._doubtful, {}
-        try:
-            rows = await self.services.store.get_runs(list(doubtful))
-            # One that is being created once more is driven by that, unless it is there already: it stays in doubt till then.
-            self._doubtful |= {run_id: doubtful[run_id] for run_id in doubtful if run_id in self._creating}
-            ours = [row for row in rows if row.owner == self.services.owner and row.id not in self._doubtful]
-            await take_up(self, [row for row in ours if not doubtful[row.id]], crashed=False)
-            await take_up(self, [row for row in ours if doubtful[row.id]], crashed=True)
-        except StoreError:
-            self._doubtful = doubtful | self._doubtful
-            raise
