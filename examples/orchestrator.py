@@ -33,7 +33,7 @@ async def drive(name: str, port: int) -> None:
     """A whole orchestrator: it takes up what is due or orphaned, until SIGTERM or SIGINT, and then stops gracefully."""
     async with Relight(STORE, orchestrator_id=name, recovery={"lease_ttl": "10s"}) as rl:
         if port:
-            start_http_server(port, registry=rl.metrics.registry)
+            start_http_server(port, "127.0.0.1", rl.metrics.registry)
         print(f"{name} drives runs", flush=True)
         await rl.signalled()
     print(f"{name} has stopped", flush=True)

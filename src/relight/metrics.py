@@ -62,7 +62,7 @@ class Metrics:
 
     @property
     def registry(self) -> CollectorRegistry:
-        """For prometheus-client: `prometheus_client.start_http_server(9100, registry=rl.metrics.registry)`."""
+        """For prometheus-client: `prometheus_client.start_http_server(9100, "127.0.0.1", rl.metrics.registry)`."""
         if self._registry is None:
             from prometheus_client import CollectorRegistry  # noqa: PLC0415 - see above
 

@@ -7,6 +7,7 @@ until a file of that name with `.open` behind it is there.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -60,6 +61,15 @@ async def shop_block(seconds: float) -> None:
     time.sleep(seconds)  # noqa: ASYNC251 - that is the point
 
 
+@step
+async def shop_deaf() -> None:
+    """As no step should: whatever cancels it, it goes on."""
+    _mark("deaf")
+    while True:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
+
+
 @step(on_crash="fail")
 async def shop_coins() -> str:
     _mark("coins")
@@ -90,6 +100,11 @@ async def shop_wait() -> str:
 @flow
 async def shop_busy(how: str) -> None:
     await (shop_thread(60.0) if how == "thread" else shop_block(60.0))
+
+
+@flow
+async def shop_stuck() -> None:
+    await shop_deaf()
 
 
 # ---- in the test

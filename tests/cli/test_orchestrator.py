@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import sqlite3
+import subprocess
+import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -117,6 +121,33 @@ async def test_a_second_signal_ends_it_at_once_whatever_a_step_does(tmp_path, st
     assert row.owner.startswith("one#")
 
 
+async def test_one_that_does_not_manage_to_stop_ends_all_the_same(tmp_path):
+    """After the grace and STUCK_SECONDS, which are fewer here. Its last words are where it stood."""
+    command = (
+        "from relight.cli import main, orchestrator; orchestrator.STUCK_SECONDS = 3.0; "
+        f"main.app(['orchestrator', '--module', '{shop.MODULE}'])"
+    )
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", command],
+            cwd=tmp_path,
+            env=shop.environ(tmp_path, RELIGHT_SHUTDOWN_GRACE="100ms"),
+            stderr=log,
+        )
+    try:
+        async with client(tmp_path) as rl:
+            await rl.start(shop.shop_stuck, id="stuck")
+        until(lambda: marks(tmp_path, "deaf") == 1)
+        process.terminate()
+        assert process.wait(timeout=30) == 1
+    finally:
+        process.kill()
+        process.wait()
+    told = (tmp_path / "log").read_text()
+    assert "[UNWIND_STUCK]" in told
+    assert "Timeout (0:00:03" in told
+
+
 async def test_killed_and_started_again_it_goes_on_at_once(tmp_path, started):
     """The lease has 30 s left; that the process is gone is seen on the same machine."""
     first = started(tmp_path, "--id", "one")
@@ -140,6 +171,19 @@ async def test_two_of_one_name_are_told_apart(tmp_path, started):
     owners = sessions(tmp_path)
     assert len(owners) == 2
     assert {owner.partition("#")[0] for owner in owners} == {"one"}
+
+
+def test_it_serves_its_metrics_to_this_machine(tmp_path, started):
+    started(tmp_path, "--id", "one", "--metrics", "0")
+    log = tmp_path / "log"
+    until(lambda: "/metrics" in log.read_text())
+    found = re.search(r"http://127\.0\.0\.1:(\d+)/metrics", log.read_text())
+    assert found is not None
+    with urllib.request.urlopen(found[0], timeout=10) as page:
+        assert b"relight_recovery_claims_total 0.0" in page.read()
+    taken = relight("orchestrator", "--metrics", found[1], cwd=tmp_path)
+    assert taken.returncode == 2
+    assert f"relight: --metrics {found[1]}: Address already in use; choose another port" in taken.stderr
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 from typing import Annotated, Any
 
@@ -11,7 +12,12 @@ import typer
 from relight.cli.database import Database, Modules, modules_of
 from relight.cli.terminal import fail
 from relight.engine import Relight
-from relight.errors import RelightError
+from relight.errors import ConfigError, RelightError
+
+# Stopping takes no longer than shutdown_grace and this, whatever servers and flows do: a step that swallows its cancellation,
+# or a thread of somebody's library, would keep the process for ever.
+STUCK_SECONDS = 15.0
+STDERR = 2
 
 
 def orchestrator(
@@ -24,12 +30,19 @@ def orchestrator(
         ),
     ] = None,
     leases: Annotated[str | None, typer.Option("--leases", help="store, none or etcd://host:2379,…")] = None,
+    metrics: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics", metavar="PORT", min=0, max=65535, help="Serve metrics at http://127.0.0.1:PORT/metrics."
+        ),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log what is resumed, not only what goes wrong.")] = False,
 ) -> None:
     """Drive runs: take up what is due or orphaned, until SIGTERM or SIGINT.
 
     The first signal stops gracefully: steps in flight may finish within shutdown_grace, and others take the runs over at
-    once. The second signal stops at once; that is as safe as any crash.
+    once. The second signal stops at once; that is as safe as any crash, and is what happens by itself to a process that
+    does not manage to stop.
     """
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
@@ -37,14 +50,30 @@ def orchestrator(
     settings = {"orchestrator_id": orchestrator_id, "leases": leases}
     chosen: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     try:
-        asyncio.run(_drive(Relight(db, modules=modules_of(module), **chosen)))
+        asyncio.run(_drive(Relight(db, modules=modules_of(module), **chosen), metrics))
     except RelightError as error:
         fail(error)
     except ImportError as error:
         fail(f"a module could not be imported: {error}")
 
 
-async def _drive(relight: Relight) -> None:
+async def _drive(relight: Relight, metrics_port: int | None) -> None:
     async with relight:
         logging.getLogger("relight").warning("%s drives runs of %s", relight.services.owner, relight.store_name)
+        if metrics_port is not None:
+            _serve(relight, metrics_port)
         await relight.signalled()
+        # Ends it with 1, and says where it stands. It is done by a thread that needs nothing of Python's.
+        faulthandler.dump_traceback_later(relight.config.shutdown_grace_seconds + STUCK_SECONDS, exit=True, file=STDERR)
+
+
+def _serve(relight: Relight, port: int) -> None:
+    """On this machine only: whoever reads them is not asked who he is."""
+    from prometheus_client import start_http_server  # noqa: PLC0415 - slow to load, and most do without it
+
+    try:
+        server, _ = start_http_server(port, "127.0.0.1", relight.metrics.registry)
+    except OSError as error:
+        raise ConfigError(f"--metrics {port}: {error.strerror or error}; choose another port") from error
+    where = f"http://127.0.0.1:{server.server_port}/metrics"
+    logging.getLogger("relight").warning("%s tells what it counts at %s", relight.services.owner, where)
