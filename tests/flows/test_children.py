@@ -753,8 +753,8 @@ async def test_spawning_under_a_taken_id(world: World):
     assert len(seen) == 4
 
 
-@pytest.mark.parametrize("parked", [False, True])
-async def test_spawning_under_the_id_of_a_run_that_somebody_else_started_and_is_under_way(world: World, parked: bool):
+@pytest.mark.parametrize("where", ["in memory", "parked", "crashed"])
+async def test_spawning_under_the_id_of_a_run_that_somebody_else_started_and_is_under_way(world: World, where: str):
     @flow
     async def ship() -> str:
         return str(await wait_for("go"))
@@ -766,14 +766,35 @@ async def test_spawning_under_the_id_of_a_run_that_somebody_else_started_and_is_
     rl = await world.open()
     shared = await rl.start(ship, id="s")
     await world.until_status("waiting", shared)
-    runs = [await rl.start(order, id=run_id) for run_id in ("one", "two")]
-    for run in runs:
-        await (world.park(run) if parked else world.until_status("waiting", run))
+    for run_id in ("one", "two"):
+        run = await rl.start(order, id=run_id)
+        await (world.park(run) if where == "parked" else world.until_status("waiting", run))
+    if where == "crashed":
+        rl = await world.crash_and_reopen()
+    await (await rl.get("s")).signal("go", "shipped")
+    for run_id in ("one", "two"):  # at once: no time passes here
+        assert await (await rl.get(run_id)).result(timeout="5s") == "shipped"
+
+
+async def test_joining_a_parked_run_does_not_wake_it(world: World):
+    @flow
+    async def ship() -> str:
+        return str(await wait_for("go"))
+
+    @flow
+    async def order() -> str:
+        return str(await (await spawn(ship, id="s")))
+
+    rl = await world.open()
+    shared = await rl.start(ship, id="s")
+    await world.until_status("waiting", shared)
+    await world.park(shared)
+    epoch = (await world.row("s")).epoch
+    run = await rl.start(order)
+    await world.park(run)
+    assert (await world.row("s")).epoch == epoch
     await shared.signal("go", "shipped")
-    await shared.result(timeout="5s")
-    for run in runs:
-        await until(lambda run=run: passed(world, run.id, 1))  # type: ignore[misc]
-        assert await run.result(timeout="5s") == "shipped"
+    assert await run.result(timeout="5s") == "shipped"
 
 
 async def test_a_spawned_run_awaited_twice_and_by_two_branches(world: World):

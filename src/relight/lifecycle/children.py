@@ -14,13 +14,10 @@ from relight.flow.scope import Scope, here
 from relight.lifecycle import execute, hold, steps, waits
 from relight.model import journal as j
 from relight.model.blob import blob_digest
-from relight.model.run import Run, RunChange, Status
+from relight.model.run import Message, MessageKind, Run, RunChange, Status
 
 if TYPE_CHECKING:
     from relight.lifecycle.run import LiveRun
-
-
-LOOK_AGAIN_SECONDS = 10.0  # at an awaited run that does not tell this one when it ends
 
 
 async def call(
@@ -180,10 +177,7 @@ async def _check_free(run: LiveRun, flow: Flow[..., Any], key: str, run_id: str,
 
 
 async def join(run: LiveRun, scope: Scope | None, run_id: str, flow: Flow[..., Any]) -> Any:
-    """Wait for a spawned run's end. Its last commit puts a message into this run's inbox, so the wake-up cannot be lost.
-
-    One that was there already under the id this run gave tells only whoever started it: it is looked at now and then.
-    """
+    """Wait for a spawned run's end. Its last commit puts a message into this run's inbox, so the wake-up cannot be lost."""
     scope = here(scope)
     key = scope.begin("$join")
     if scope.recorded is not None:
@@ -193,14 +187,14 @@ async def join(run: LiveRun, scope: Scope | None, run_id: str, flow: Flow[..., A
                 raise rebuild_error(outcome.error)
             return await run.open(flow.result, outcome)
     async with steps.under_way(run, scope, key):
-        ended = await _ended(run, run_id)
-        message_id = 0
-        if ended is None:
-            ended, message_id = await _wait_for_end(run, scope, key, run_id)
+        message = None
+        if await _will_tell(run, run_id):
+            message = await waits.receive(run, scope, key, "run", run_id, None)
         else:
             run.begun(key)
             if run.cancel_reason is not None and not scope.cancel_seen:
                 await hold.interrupt(run, scope, key)
+        ended = await _ended(run, run_id)
         error = None
         if ended.status is Status.CANCELLED:
             error = record_error(
@@ -209,9 +203,9 @@ async def join(run: LiveRun, scope: Scope | None, run_id: str, flow: Flow[..., A
         elif ended.error is not None:
             error = msgspec.json.decode(ended.error, type=j.ErrorRecord)
         output = j.NULL if ended.output is None or ended.output_blob else msgspec.Raw(ended.output)
-        run.record(j.RunJoined(key, output, ended.output_blob, error, message_id))
-        if message_id:
-            run.writer.consume([message_id])
+        run.record(j.RunJoined(key, output, ended.output_blob, error, 0 if message is None else message.id))
+        if message is not None:
+            run.writer.consume([message.id])
         run.set_running()
         await run.settle()
     if error is not None:
@@ -219,21 +213,21 @@ async def join(run: LiveRun, scope: Scope | None, run_id: str, flow: Flow[..., A
     return flow.result.open(await run.load(output, ended.output_blob))
 
 
-async def _wait_for_end(run: LiveRun, scope: Scope, key: str, run_id: str) -> tuple[Run, int]:
-    """The awaited run's final row, and the id of the message that told of it (0: nobody did, it was looked at)."""
+async def _will_tell(run: LiveRun, run_id: str) -> bool:
+    """Whether the awaited run has yet to end, and then tells this one. A run tells whoever spawned it; one that was there
+    already under the id this run gave has to be asked (asked again after a crash, it tells once all the same)."""
     row = await run.ask(lambda store: store.get_run(run_id))
-    tells = row is not None and row.parent_id == run.id
-    message = await waits.receive(run, scope, key, "run", run_id, None if tells else LOOK_AGAIN_SECONDS)
-    ended = await _ended(run, run_id)
-    while message is None and ended is None:
-        message = await waits.look_again(run, scope, key, "run", run_id, LOOK_AGAIN_SECONDS)
-        ended = await _ended(run, run_id)
-    if ended is None:
+    if row is None or row.status.terminal or row.parent_id == run.id:
+        return row is not None and not row.status.terminal
+    join = Message(run_id=run_id, kind=MessageKind.JOIN, name=run.id, dedup=f"join:{run.id}", at=run.services.clock.now())
+    (asked,) = await run.ask(lambda store: store.post([join]))
+    run.host.listen()
+    return asked is not None  # else it has ended in this moment
+
+
+async def _ended(run: LiveRun, run_id: str) -> Run:
+    """The awaited run's final row."""
+    row = await run.ask(lambda store: store.get_run(run_id))
+    if row is None or not row.status.terminal:
         raise RunNotFoundError(f"run {run_id!r} said that it ended, but is not there; was it deleted?")
-    return ended, 0 if message is None else message.id
-
-
-async def _ended(run: LiveRun, run_id: str) -> Run | None:
-    """The awaited run's row, once it is terminal."""
-    row = await run.ask(lambda store: store.get_run(run_id))
-    return row if row is not None and row.status.terminal else None
+    return row

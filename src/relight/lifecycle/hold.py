@@ -224,7 +224,7 @@ def attend(run: LiveRun, message: Message) -> None:
     elif message.kind is MessageKind.PAUSE:
         run.stopping = "paused"  # at once: parked in between, it would have heard of it and not done it
         run.services.background.start(_pause(run, message), "pause")
-    else:  # resume: it is in memory, so it has been
+    elif message.kind is MessageKind.RESUME:  # it is in memory, so it has been
         run.writer.consume([message.id])
 
 

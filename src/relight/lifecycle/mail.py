@@ -111,7 +111,7 @@ class Mail:
 
 def _wakes(row: Run, messages: Sequence[Message]) -> bool:
     """Whether a run that is not in memory is taken up for these messages."""
-    if row.owner is not None:
+    if row.owner is not None or all(message.kind is MessageKind.JOIN for message in messages):
         return False  # it is in memory there, or about to be; if its owner has died, that is for recovery
     if row.status is Status.PAUSED:
         return any(message.kind in ENDS_PAUSE for message in messages)

@@ -33,6 +33,7 @@ from relight.telemetry import Token, log
 
 CHECK_SECONDS = 5.0  # between looks at the store when nothing wakes us
 NOT_OURS_SECONDS = 0.25  # before looking again at runs that are due and could not be taken up
+ARRIVAL_SECONDS = 5.0  # when we stop: for what is being taken up or created, to let go of it with the others
 PASS_LIMIT = 100  # runs per pass; a full pass is followed at once by the next
 
 
@@ -52,6 +53,7 @@ class Orchestrator:
         self._timer: Timer | None = None
         self._timer_at: float | None = None
         self._wanted = asyncio.Event()
+        self._arrived = asyncio.Event()  # something that was being taken up or created is in memory now, or will not be
         self._look_again = self._listen_again = self._free_again = False  # for due runs; for messages; for held runs
         self._doubts = Doubts(self, self._creating)
         self._own: set[str] = set()  # runs started here; kept only while recovery is off
@@ -75,6 +77,11 @@ class Orchestrator:
                 await self._task
         if self._timer is not None:
             self._timer.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ARRIVAL_SECONDS):
+                while self.taking or self._creating:
+                    self._arrived.clear()
+                    await self._arrived.wait()
         runs = list(self.live.values())
         if runs:
             await asyncio.gather(*(self._let_go(run, grace_seconds, "its orchestrator stops") for run in runs))
@@ -139,6 +146,7 @@ class Orchestrator:
         self._creating[run_id] -= 1
         if not self._creating[run_id]:
             del self._creating[run_id]
+        self._arrived.set()
         if reserved and (self._room_waiters or self._look_again):
             # Later, when the run that came of it, if any, is in memory: if none did, somebody may have waited for its room.
             self.services.loop.call_soon(self._room_is_free)
@@ -160,6 +168,8 @@ class Orchestrator:
         """Put a run into motion."""
         self.live[run.id] = run
         self.services.keeper.attach(run.id)
+        if self.stopping:
+            return  # claimed or created a moment too late: its code is not called any more, and `stop` lets go of it
         run.main = start_task(self.services.loop, execute.drive(run, flow), None, "relight-run")
         if run.status in (Status.PAUSED, Status.PENDING):
             run.set_running()
@@ -176,8 +186,8 @@ class Orchestrator:
         run.let_go()
         self._own.discard(run.id)
         self.tell(run.id, run.outcome)
-        if run.row.parent_id is not None:
-            self.listen()  # the parent's message is in the store now
+        if run.row.parent_id is not None or run.joined:
+            self.listen()  # the message to whoever waits for it is in the store now
         self._room_is_free()
 
     def left(self, run: LiveRun) -> None:
@@ -376,6 +386,7 @@ class Orchestrator:
     def taken(self, run_ids: Sequence[str]) -> None:
         """Taking these up is over, whether they are in memory now or not."""
         self.taking.difference_update(run_ids)
+        self._arrived.set()
         for run_id in run_ids:
             if self._mail.not_opened_for(run_id):
                 self._wanted.set()

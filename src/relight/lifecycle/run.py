@@ -95,6 +95,7 @@ class LiveRun:
         self.waits: dict[str, Wait] = {}
         self.mailbox: list[Message] = []  # signals and endings nobody has waited for yet
         self.missed = False  # a message came when the run could no longer hear it
+        self.joined = False  # another run waits for this one's end
         self.heard: set[int] = set()  # ids of all messages delivered to this object
         self.tasks: set[asyncio.Task[Any]] = set()  # every task running this run's code
         self.threads: set[FlowThread] = set()
@@ -348,12 +349,14 @@ class LiveRun:
         if message.kind is MessageKind.SIGNAL or message.kind is MessageKind.ENDED:
             self.mailbox.append(message)
             waits.hand_over(self)
+        elif message.kind is MessageKind.JOIN:
+            self.joined = True
         else:
             hold.attend(self, message)
 
     @property
     def last_heard(self) -> int:
-        """The newest message that was delivered to this object: if a newer one has come, the run must not leave memory for long."""
+        """The newest message that was delivered to this object: with a newer one in its inbox, the run is due at once."""
         return max(self.heard, default=0)
 
     def main_ended(self) -> bool:

@@ -189,11 +189,6 @@ async def receive(
     return await _wait(run, scope, key, what, name, until)
 
 
-async def look_again(run: LiveRun, scope: Scope, key: str, what: str, name: str, seconds: float) -> Message | None:
-    """Go on with a wait whose time came for nothing; its beginning is journaled already."""
-    return await _wait(run, scope, key, what, name, run.services.clock.now() + seconds)
-
-
 def take(run: LiveRun, what: str, name: str) -> Message | None:
     """The oldest message of this kind and name that nobody has taken. A run's end is news for all who wait for it."""
     for position, message in enumerate(run.mailbox):

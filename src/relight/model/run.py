@@ -165,7 +165,8 @@ class MessageKind(enum.StrEnum):
     CANCEL = "cancel"
     PAUSE = "pause"
     RESUME = "resume"
-    ENDED = "ended"  # a spawned run tells its parent that it has ended; `name` is the spawned run's id
+    ENDED = "ended"  # a run tells whoever waits for it that it has ended; `name` is its id
+    JOIN = "join"  # the run `name` waits for the end of this one, and is told by the store when that comes
 
 
 ENDS_PAUSE = frozenset({MessageKind.RESUME, MessageKind.CANCEL})

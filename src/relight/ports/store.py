@@ -13,6 +13,9 @@ Every write of a run's owner is a `Commit` for one root run. A batch of them is 
         the root is terminal ?                            yes → Fenced: nothing is ever added behind the end, but for `reopen`
         all parts of it are applied                            → Committed
 
+A root that ends, by a commit or by `hold`, tells whoever has joined it: for each JOIN message in its inbox, an ENDED message
+with its id goes to the run that asked. A JOIN posted to a run that has ended already is not taken, so none is missed.
+
 A fenced or refused commit never fails the others in its batch. If the transaction itself fails, `commit` raises
 StoreUnavailableError and the caller knows nothing about the outcome; committing the same batch again resolves it, because
 of the comparison with `after`.

@@ -201,6 +201,8 @@ class Data:
     def _sort_in(self, run: Run) -> None:
         self.unfinished.pop(run.id, None)
         self.resumable.pop(run.id, None)
+        if run.status in TERMINAL:
+            self._tell_joined(run)
         if run.status not in TERMINAL:
             self.unfinished[run.id] = run
         elif run.hold is not None:
@@ -208,6 +210,13 @@ class Data:
         else:
             self.trees[run.id].inbox.clear()
             self.trees[run.id].told.clear()
+
+    def _tell_joined(self, run: Run) -> None:
+        """Whoever has joined this run, which has ended."""
+        for message in self.trees[run.id].inbox:
+            if message.kind is MessageKind.JOIN:
+                dedup, at = f"ended:{run.id}", self.clock.now()
+                self.tell(Message(run_id=message.name, kind=MessageKind.ENDED, name=run.id, dedup=dedup, at=at))
 
     def _repeated_creation(self, commit: Commit, run: Run) -> Committed | None:
         """The same creation, entry by entry and to the instant, of a run that nobody has driven since."""

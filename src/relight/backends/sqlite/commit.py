@@ -182,8 +182,8 @@ class _Batch:
                 self._writes.change(change, commit.root_id, reopen=commit.reopen)
                 root.ended = change.status in TERMINAL
                 root.resumable = change.status is Status.CANCELLED and change.hold is Hold.RECOVERY
-                if root.ended and change.hold is None:
-                    self._writes.end(root.key)
+                if root.ended:
+                    self._writes.end(root.key, for_good=change.hold is None)
                 if change.owner is None:
                     self.left.append(commit.root_id)
 

@@ -36,8 +36,8 @@ def hold(db: apsw.Connection, epochs: dict[str, int], status: RunChange, now: fl
         writes = Writes(db, now)
         for root_id, key in _unfinished(db, epochs).items():
             writes.change(msgspec.structs.replace(status, run_id=root_id), root_id)
-            if status.status in TERMINAL and status.hold is None:
-                writes.end(key)
+            if status.status in TERMINAL:
+                writes.end(key, for_good=status.hold is None)
         writes.flush()
 
 

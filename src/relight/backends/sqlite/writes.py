@@ -37,7 +37,8 @@ class Writes:
         self._cancels: list[dict[str, Any]] = []
         self._changes: dict[str, tuple[RunChange, str, bool]] = {}  # with the root, and `reopen`
         self._consumed: list[tuple[int, int]] = []  # message id, root's key
-        self._ended: list[int] = []
+        self._over: list[int] = []  # keys of roots that have ended,
+        self._ended: list[int] = []  # and of those that will not come back
 
     def run(self, run: Run) -> int:
         """The new run's key."""
@@ -90,9 +91,11 @@ class Writes:
             reopen = reopen or earlier[2]  # the row in the file is still the one that was to be reopened
         self._changes[change.run_id] = (change, root_id, reopen)
 
-    def end(self, key: int) -> None:
-        """The root of this key has ended: its inbox goes."""
-        self._ended.append(key)
+    def end(self, key: int, *, for_good: bool) -> None:
+        """The root of this key has ended: who has joined it is told, and its inbox goes unless it may come back."""
+        self._over.append(key)
+        if for_good:
+            self._ended.append(key)
 
     def consume(self, key: int, message_ids: Sequence[int]) -> None:
         self._consumed += [(message_id, key) for message_id in message_ids]
@@ -117,6 +120,9 @@ class Writes:
         if self._consumed:
             self._execute(SQL["consume_messages"], (json_array(self._consumed),))
             self._consumed.clear()
+        if self._over:
+            self._execute(SQL["tell_joined"], (json_array(self._over), self._now))
+            self._over.clear()
         if self._ended:
             self._execute(SQL["drop_inboxes"], (json_array(self._ended),))
             self._ended.clear()

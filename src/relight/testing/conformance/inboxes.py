@@ -36,6 +36,17 @@ def pausing(run_id: str) -> Message:
     return Message(run_id=run_id, kind=MessageKind.PAUSE, at=START)
 
 
+def joining(run_id: str, by: str) -> Message:
+    """A run wants to be told of another's end, asked at START."""
+    return Message(run_id=run_id, kind=MessageKind.JOIN, name=by, dedup=f"join:{by}", at=START)
+
+
+def but_told(message: Message) -> Message:
+    """The same, as an ended run sends it to whoever spawned it."""
+    dedup = f"ended:{message.name}"
+    return Message(run_id=message.run_id, kind=MessageKind.ENDED, name=message.name, dedup=dedup, at=START)
+
+
 class InboxSuite(Suite):
     """`post`, `inbox`, `messages_after` and the messages of a commit."""
 
@@ -186,6 +197,51 @@ class InboxSuite(Suite):
         told = await store.messages_after(0, 10)
         assert sorted(message.run_id for message in told) == ["by-child", "by-root"]
         assert {(message.kind, message.payload) for message in told} == {(MessageKind.CANCEL, b'"enough"')}
+
+    async def test_whoever_has_joined_a_run_is_told_when_it_ends(self, store: Store, clock: FixedClock) -> None:
+        runs = [new_run(run_id) for run_id in ("awaited", "other", "first", "second", "done")]
+        await created(store, *runs)
+        for run_id in ("first", "second", "done", "nobody"):
+            (asked,) = await store.post([joining("awaited", run_id)])
+            assert await store.post([joining("awaited", run_id)]) == [asked], "asked again after a crash"
+        await ended(store, runs[-1])
+        await ended(store, runs[1])
+        assert await store.inbox(["first", "second"]) == []
+        clock.time = START + 7
+        await ended(store, runs[0])
+        for run_id in ("first", "second"):
+            (told,) = await store.inbox([run_id])
+            assert (told.kind, told.name, told.at) == (MessageKind.ENDED, "awaited", START + 7)
+            assert await store.post([but_told(told)]) == [told.id], "as if it had told by itself"
+        assert await store.post([joining("awaited", "first")]) == [None]
+
+    async def test_a_run_that_is_held_into_its_end_tells_whoever_has_joined_it(self, store: Store) -> None:
+        awaited, waiting = new_run("awaited"), new_run("waiting")
+        await created(store, awaited, waiting)
+        await store.post([joining("awaited", "waiting")])
+        await store.hold({"awaited": 1}, changing(awaited, Status.CANCELLED, reason="enough"))
+        assert [message.name for message in await store.inbox(["waiting"])] == ["awaited"]
+
+    async def test_a_run_that_recovery_gives_up_on_tells_too_and_only_once(self, store: Store) -> None:
+        awaited, waiting = new_run("awaited"), new_run("waiting")
+        await created(store, awaited, waiting)
+        await store.post([joining("awaited", "waiting")])
+        given_up = changing(awaited, Status.CANCELLED, hold=Hold.RECOVERY, reason="too old")
+        assert await commit_one(store, appending(awaited, 1, b"end", changes=[given_up])) == Committed(2)
+        (told,) = await store.inbox(["waiting"])
+        back = appending(awaited, 2, b"back", changes=[changing(awaited, Status.PENDING)], reopen=True)
+        assert await commit_one(store, back) == Committed(3)
+        await ended(store, awaited, after=3)
+        assert await store.inbox(["waiting"]) == [told]
+
+    async def test_a_fenced_end_tells_nobody(self, store: Store) -> None:
+        awaited, waiting = new_run("awaited"), new_run("waiting")
+        await created(store, awaited, waiting)
+        await store.post([joining("awaited", "waiting")])
+        await store.claim({"awaited": 1}, "you")
+        end = appending(awaited, 1, b"end", changes=[changing(awaited, Status.COMPLETED)])
+        assert isinstance(await commit_one(store, end), Fenced)
+        assert await store.inbox(["waiting"]) == []
 
     async def test_a_run_parked_with_a_message_it_has_not_heard_is_due_at_once(
         self, store: Store, clock: FixedClock

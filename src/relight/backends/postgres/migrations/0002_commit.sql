@@ -97,7 +97,7 @@ AS $$
 DECLARE
     v_refused bigint[] := '{}';
     v_news integer := p_news;
-    v_ended bigint[] := '{}';
+    v_over bigint[] := '{}';
 BEGIN
     IF cardinality(p_created) > 0 THEN
         v_refused := relight.create_runs(p_created);
@@ -127,10 +127,13 @@ BEGIN
     IF cardinality(p_runs) > 0 THEN
         PERFORM relight.add_runs(p_runs, p_spawned);
     END IF;
+    IF cardinality(p_messages) + cardinality(p_cancels) > 0 THEN
+        PERFORM relight.lock_inbox(true); -- before anything below shares it: two that share it would wait for each other
+    END IF;
     IF cardinality(p_changes) > 0 THEN
         v_news := v_news | relight.change_runs(p_changes, p_now);
-        v_ended := ARRAY(SELECT c.root FROM unnest(p_changes) AS c
-            WHERE c.run_id = c.root_id AND c.hold IS NULL AND c.status IN ('completed', 'failed', 'cancelled'));
+        v_over := ARRAY(SELECT c.root FROM unnest(p_changes) AS c
+            WHERE c.run_id = c.root_id AND c.status IN ('completed', 'failed', 'cancelled'));
     END IF;
     IF cardinality(p_blobs) > 0 THEN
         INSERT INTO relight.blobs (digest, data)
@@ -157,8 +160,8 @@ BEGIN
         UPDATE relight.inbox AS i SET consumed = true, payload = ''
         FROM unnest(p_taken) AS t WHERE i.id = t.id AND i.run = t.root AND NOT i.consumed;
     END IF;
-    IF cardinality(v_ended) > 0 THEN
-        PERFORM relight.drop_inboxes(v_ended);
+    IF cardinality(v_over) > 0 THEN
+        v_news := v_news | relight.end_runs(v_over, p_now);
     END IF;
     PERFORM relight.tell(p_sender, v_news);
     RETURN v_refused;

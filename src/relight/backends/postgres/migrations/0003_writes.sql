@@ -97,11 +97,25 @@ BEGIN
     RETURN CASE WHEN v_told + v_cancelled > 0 THEN 2 ELSE 0 END;
 END $$;
 
--- Of roots that have ended; their heads say so already.
-CREATE FUNCTION relight.drop_inboxes(p_runs bigint[]) RETURNS void LANGUAGE plpgsql AS $$
+-- Roots that have ended; their heads say so already. Whoever has joined them is told, and their inboxes go, but for those of
+-- runs that may come back. The news.
+CREATE FUNCTION relight.end_runs(p_runs bigint[], p_now double precision) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    v_told integer := 0;
 BEGIN
     PERFORM relight.lock_inbox(false);
-    DELETE FROM relight.inbox WHERE run = ANY (p_runs);
+    IF EXISTS (SELECT FROM relight.inbox WHERE run = ANY (p_runs) AND kind = 'join') THEN
+        PERFORM relight.lock_inbox(true);
+        INSERT INTO relight.inbox (run, kind, name, payload, payload_blob, dedup, at)
+        SELECT h.run, 'ended', over.id, 'null', '', 'ended:' || over.id, p_now
+        FROM relight.inbox AS i JOIN relight.runs AS over ON over.key = i.run
+        JOIN relight.runs AS joined ON joined.id = i.name JOIN relight.heads AS h ON h.run = joined.key AND h.ended = 0
+        WHERE i.run = ANY (p_runs) AND i.kind = 'join'
+        ON CONFLICT (run, dedup) DO NOTHING;
+        GET DIAGNOSTICS v_told = ROW_COUNT;
+    END IF;
+    DELETE FROM relight.inbox AS i USING relight.heads AS h WHERE i.run = ANY (p_runs) AND h.run = i.run AND h.ended = 2;
+    RETURN CASE WHEN v_told > 0 THEN 2 ELSE 0 END;
 END $$;
 
 -- One by one, because each wants its id. NULL where the run is terminal or unknown.
@@ -174,7 +188,6 @@ BEGIN
 END $$;
 
 -- Changes the rows, not the journals, of those unfinished roots that stand at these epochs. p_ended is the heads' new value.
--- A run that ends with a hold keeps its inbox: it may come back.
 CREATE FUNCTION relight.hold(p_sender text, p_news integer, p_now double precision, p_ids text[], p_epochs bigint[],
     p_change relight.new_change, p_ended smallint)
 RETURNS void LANGUAGE plpgsql
@@ -198,8 +211,8 @@ BEGIN
         SELECT ROW(r.key, r.id, r.id, p_change.status, p_change.owner, p_change.wake_at, p_change.hold, p_change.reason,
             p_change.output, p_change.output_blob, p_change.error, p_change.heard)::relight.new_change
         FROM relight.runs AS r WHERE r.key = ANY (v_keys)), p_now);
-    IF p_ended > 0 AND p_change.hold IS NULL THEN
-        PERFORM relight.drop_inboxes(v_keys);
+    IF p_ended > 0 THEN
+        p_news := p_news | relight.end_runs(v_keys, p_now);
     END IF;
     PERFORM relight.tell(p_sender, p_news);
 END $$;
