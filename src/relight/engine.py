@@ -112,17 +112,22 @@ class Relight:
             importlib.import_module(module)
         loop = asyncio.get_running_loop()
         store = self._store if self._store is not None else make_store(self.config, self._clock)
+        clock = StoreClock(self._clock)  # set as soon as the server can be asked
         leases = (
-            self._leases if self._leases is not None else make_leases(self.config, store, given=self._store is not None)
+            self._leases
+            if self._leases is not None
+            else make_leases(self.config, store, given=self._store is not None, clock=clock)
         )
         await store.open()
         try:
-            await self._open_on(store, leases, loop)
+            await self._open_on(store, leases, clock, loop)
         except BaseException:
             await store.close()
             raise
 
-    async def _open_on(self, store: Store, leases: LeaseManager, loop: asyncio.AbstractEventLoop) -> None:
+    async def _open_on(
+        self, store: Store, leases: LeaseManager, clock: StoreClock, loop: asyncio.AbstractEventLoop
+    ) -> None:
         owner = f"{self.config.orchestrator_id or socket.gethostname()}#{self._entropy.uuid().hex[:12]}"
         services = Services(
             store=store,
@@ -134,7 +139,7 @@ class Relight:
                 drives=self.config.drive,
             ),
             recorder=Recorder(store, loop),
-            clock=await self._clock_of(store),
+            clock=await self._clock_of(store, clock),
             entropy=self._entropy,
             threads=Threads(loop, self.config.max_threads),
             background=Background(loop),
@@ -149,6 +154,7 @@ class Relight:
         try:
             await services.keeper.start(recovery)
         except BaseException:
+            services.keeper.fall_silent()  # broken off half-way, its thread would keep a session alive that does nothing
             bury(owner)
             raise
         self._services, self._orchestrator, self._recovery = services, orchestrator, recovery
@@ -173,8 +179,11 @@ class Relight:
                 os._exit(1)
             loop.call_soon_threadsafe(told.set)
 
-        # Not the loop's own handlers: a step may be blocking the loop, and the second signal must get through.
+        # Both kinds of handlers. The loop's own wakes an idle loop whichever thread the system hands the signal to: Python runs
+        # handlers in the main thread alone, and that one sleeps on. But a step may be blocking the loop, and the second
+        # signal must get through.
         for one in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(one, told.set)
             signal.signal(one, tell)
         await told.wait()
 
@@ -187,13 +196,12 @@ class Relight:
     def _recovers(self) -> bool:
         return self.config.recovery.enabled and self.config.drive
 
-    async def _clock_of(self, store: Store) -> Clock:
+    async def _clock_of(self, store: Store, clock: StoreClock) -> Clock:
         """Where a server's clock decides, ours follows it."""
         asked_at = self._clock.now()
         server_now = await store.now()
         if server_now is None:
             return self._clock
-        clock = StoreClock(self._clock)
         clock.set(server_now, asked_at)
         return clock
 

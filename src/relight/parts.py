@@ -27,13 +27,14 @@ def make_store(config: Config, clock: Clock) -> Store:
     return SqliteStore(url.removeprefix("sqlite:///"), clock=clock, migrate=config.migrate)
 
 
-def make_leases(config: Config, store: Store, *, given: bool) -> LeaseManager:
+def make_leases(config: Config, store: Store, *, given: bool, clock: Clock = SYSTEM_CLOCK) -> LeaseManager:
     """Who keeps the leases: the store that the configuration names, etcd, or nobody. A store `given` as an object may be
-    anything, and keeps none unless it comes with its lease manager."""
+    anything, and keeps none unless it comes with its lease manager. etcd has no clock: its times are told by `clock`, and
+    compared with the store's."""
     if config.leases.startswith("etcd://"):
         from relight.backends.etcd import EtcdLeases, parse_etcd_url  # noqa: PLC0415 - as in make_store
 
-        return EtcdLeases(**parse_etcd_url(config.leases))
+        return EtcdLeases(**parse_etcd_url(config.leases), clock=clock)
     if config.leases == "none" or given:
         return NoLeases()
     if config.leases != "store":

@@ -32,7 +32,10 @@ T = TypeVar("T")
 
 ATTACH_BATCH = 1000  # run leases acquired or released in one go
 RELEASES_AT_ONCE = 50
-STOP_SECONDS = 5.0
+# What each part of stopping may take, whatever the manager's server does.
+RELEASE_SECONDS = 3.0
+STOP_SECONDS = 3.0
+CANCEL_SECONDS = 0.1  # between two cancellations of one task
 
 
 class Heir(Protocol):
@@ -73,6 +76,7 @@ class Keeper:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._ready: asyncio.Future[None] | None = None
+        self._silent = False  # it shall stop, said also before its loop is there to hear it
         self._stop = asyncio.Event()
         self._attach: dict[str, bool] = {}  # run ids to acquire (True) or release (False), not done yet,
         self._attach_lock = threading.Lock()  # shared by the two threads
@@ -94,19 +98,37 @@ class Keeper:
         self._thread.start()
         await self._ready
 
-    async def ask(self, question: Callable[[LeaseManager], Coroutine[Any, Any, T]]) -> T:
-        """Ask the manager, on its own loop. Raises LeasesUnavailableError when it does not answer in time."""
-        if self._loop is None or self._loop.is_closed():
-            raise LeasesUnavailableError("the lease keeper is not running")
-        answer = asyncio.run_coroutine_threadsafe(self._bounded(question), self._loop)
-        return await asyncio.wrap_future(answer)
+    async def ask(
+        self, question: Callable[[LeaseManager], Coroutine[Any, Any, T]], within_seconds: float | None = None
+    ) -> T:
+        """Ask the manager, on its own loop. Raises LeasesUnavailableError when it does not answer in time.
 
-    async def _bounded(self, question: Callable[[LeaseManager], Coroutine[Any, Any, T]]) -> T:
+        It is this loop that counts the time: the other one may be at its end, and forget a question that comes too late.
+        """
+        if self._loop is None:
+            raise LeasesUnavailableError("the lease keeper is not running")
+        asked = self._answer(question)
         try:
-            async with asyncio.timeout(max(self._ttl, 5.0)):
-                return await question(self.leases)
+            answer = asyncio.run_coroutine_threadsafe(asked, self._loop)
+        except RuntimeError:  # it is closed
+            asked.close()
+            raise LeasesUnavailableError("the lease keeper is not running") from None
+        try:
+            async with asyncio.timeout(max(self._ttl, 5.0) if within_seconds is None else within_seconds):
+                return await asyncio.wrap_future(answer)
         except TimeoutError:
+            if answer.done() and not answer.cancelled():
+                return answer.result()  # it came in time: it was this loop that did not, blocked by a step
             raise LeasesUnavailableError("the lease manager did not answer in time") from None
+        except asyncio.CancelledError:
+            asker = asyncio.current_task()
+            if asker is None or asker.cancelling():
+                raise
+            # The keeper has ended, and the question with it: nobody cancelled us.
+            raise LeasesUnavailableError("the lease keeper has stopped") from None
+
+    async def _answer(self, question: Callable[[LeaseManager], Coroutine[Any, Any, T]]) -> T:
+        return await question(self.leases)
 
     def attach(self, run_id: str) -> None:
         """This engine drives the run from now on. Where leases are kept apart from the store, its key follows in a moment:
@@ -133,7 +155,7 @@ class Keeper:
             return
         if self._drives:
             try:
-                await self.ask(lambda leases: leases.release_all())
+                await self.ask(lambda leases: leases.release_all(), RELEASE_SECONDS)
             except RelightError as error:
                 log(logging.WARNING, Token.LEASE_LOST, f"the leases could not be released and will lapse: {error}")
         self.fall_silent()
@@ -143,6 +165,7 @@ class Keeper:
 
     def fall_silent(self) -> None:
         """No more heartbeats, and nothing is released: as when the process is killed."""
+        self._silent = True
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # it has ended
                 self._loop.call_soon_threadsafe(self._stop.set)
@@ -154,6 +177,8 @@ class Keeper:
 
     async def _live(self) -> None:
         self._loop = asyncio.get_running_loop()
+        if self._silent:
+            self._stop.set()
         try:
             await self._begin()
         except BaseException as error:  # noqa: BLE001 - whoever opens the engine must hear of it, whatever it is
@@ -164,10 +189,7 @@ class Keeper:
         works = (self._beat(), self._watch(), self._attach_all()) if self._drives else ()
         tasks = [asyncio.create_task(work) for work in works]
         await self._stop.wait()
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await asyncio.gather(*(end(task) for task in tasks))
         await self._end()
 
     async def _begin(self) -> None:
@@ -311,6 +333,14 @@ class Keeper:
     def _orphans(self, orphaned: Orphaned) -> None:
         if self._heir is not None:
             self._heir.orphans(orphaned)
+
+
+async def end(task: asyncio.Task[Any]) -> None:
+    """Cancel a task until it has ended. Once need not do: a driver may swallow a cancellation that comes together with an
+    answer or an error (gRPC does), and a loop that tries again goes on then."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=CANCEL_SECONDS)
 
 
 def _unexpected(error: Exception) -> Exception | None:

@@ -15,6 +15,7 @@ import msgspec
 from relight.errors import ConfigError, LeasesUnavailableError
 
 DEFAULT_PORT = 2379
+MAX_PORT = 65_535
 DEFAULT_PREFIX = "/relight/"
 
 # Written without a password, which must not end up in a log.
@@ -72,9 +73,19 @@ class EtcdOptions(TypedDict):
 
 def parse_etcd_url(url: str) -> EtcdOptions:
     """Read `leases: etcd://…`. The message of what it refuses never shows the password."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # brackets that do not close; its message may show the password
+        raise ConfigError(f"leases: an etcd URL looks like {_FORM}") from None
     if parts.scheme != "etcd" or parts.fragment:
         raise ConfigError(f"leases: an etcd URL looks like {_FORM}")
+    if "@" in parts.path or "@" in parts.query:  # nothing of it is shown: it may be the end of a password
+        raise ConfigError(
+            "leases: an etcd URL has an @ behind its first / or ?; in a password (and anywhere else but before the hosts) "
+            "write / as %2F, ? as %3F and @ as %40"
+        )
+    if parts.path.startswith("//"):
+        raise ConfigError(f"leases: endpoints of an etcd URL stand without http:// and https://; it looks like {_FORM}")
     login, _, hosts = parts.netloc.rpartition("@")
     username, _, password = login.partition(":")
     at = EtcdAddress(
@@ -92,7 +103,7 @@ def _endpoints(hosts: Sequence[str]) -> Iterator[str]:
         name, port = host, ""
         if ":" in host.rpartition("]")[2]:  # the colons of an IPv6 address stand in brackets
             name, _, port = host.rpartition(":")
-        if not name or (port and not port.isdecimal()):
+        if not name or any(map(str.isspace, host)) or (port and not (port.isdecimal() and 0 < int(port) <= MAX_PORT)):
             raise ConfigError(f"leases: {host!r} is no etcd host and port; a URL looks like {_FORM}")
         yield f"{name}:{port or DEFAULT_PORT}"
 

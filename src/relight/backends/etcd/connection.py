@@ -27,6 +27,12 @@ _OPTIONS = (
 
 _WITH_LEADER = ("hasleader", "true")
 
+# A token of the kind that carries its contents (JWT) is refused once users or roles have changed.
+_OLD_TOKEN = "revision of auth store is old"
+
+_NO_LEADER = "no leader"
+ELECTION_PAUSE_SECONDS = 0.1
+
 # What another endpoint, or a new connection, may answer better.
 _NO_ANSWER = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
 
@@ -150,8 +156,11 @@ class Connection:
     # ---- inside
 
     async def _call(self, service: str, method: str, request: Any) -> Any:
-        """Asks every endpoint once at most. What is asked again may have been done the first time: all requests bear that."""
+        """Asks every endpoint once at most, but during an election, as long as its time lasts: then all of them refuse at
+        once. What is asked again may have been done the first time: all requests bear that."""
         silent = 0
+        electing = False  # any of them says so; a dead leader says nothing
+        until = asyncio.get_running_loop().time() + self.seconds
         share = self.seconds / len(self._address.endpoints)
         renewed = False
         while True:
@@ -159,23 +168,23 @@ class Connection:
             try:
                 answer = await _invoke(link, service, method, request, share)
             except grpc.aio.AioRpcError as error:
+                raise_if_cancelled()
                 code = error.code()
                 if code is grpc.StatusCode.NOT_FOUND:
                     raise LeaseGoneError(f"the session has lapsed or was ended: {error.details()}") from error
                 if code in _NO_ANSWER:
                     self.drop(link)
                     silent += 1
-                    again = silent < len(self._address.endpoints)
+                    electing |= _NO_LEADER in error.details()
+                    again = silent < len(self._address.endpoints) or (electing and await _time_left(until))
                 else:
-                    again = code is grpc.StatusCode.UNAUTHENTICATED and not renewed
+                    again = not renewed and (code is grpc.StatusCode.UNAUTHENTICATED or _OLD_TOKEN in error.details())
                     renewed = True
                     link.forget_token()
                 if not again:
                     raise _unavailable(self._address, error) from error
             except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
-                    raise
+                raise_if_cancelled()
                 # gRPC cancels the tasks that wait on a channel that is closed: nobody cancelled ours.
                 raise LeasesUnavailableError(f"the connection to {self._address!r} was closed") from None
             else:
@@ -183,13 +192,33 @@ class Connection:
                 return answer
 
 
+async def _time_left(until: float) -> bool:
+    """Whether there is time to ask again, after a pause in which an election may come to its end."""
+    if asyncio.get_running_loop().time() + ELECTION_PAUSE_SECONDS >= until:
+        return False
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(ELECTION_PAUSE_SECONDS):
+            await asyncio.Event().wait()
+    return True
+
+
+def raise_if_cancelled() -> None:
+    """gRPC loses a cancellation that comes together with the end of a call: it raises that call's error, and whoever tries
+    again after errors would never end."""
+    task = asyncio.current_task()
+    if task is None or task.cancelling():
+        raise asyncio.CancelledError
+
+
 async def _invoke(link: Link, service: str, method: str, request: Any, seconds: float) -> Any:
     metadata = await link.metadata(seconds)
     call = getattr(link.stubs[service], method)
     if method != "LeaseKeepAlive":
         return await call(request, timeout=seconds, metadata=metadata)
-    stream = call(iter((request,)), timeout=seconds, metadata=metadata)
+    stream = call(timeout=seconds, metadata=metadata)
     try:
+        with contextlib.suppress(asyncio.InvalidStateError):  # it has failed already: reading tells why
+            await stream.write(request)
         answer = await stream.read()
     finally:
         stream.cancel()
@@ -199,4 +228,33 @@ async def _invoke(link: Link, service: str, method: str, request: Any, seconds: 
 
 
 def _unavailable(address: EtcdAddress, error: Any) -> LeasesUnavailableError:
-    return LeasesUnavailableError(f"{address!r} does not serve leases: {error.code().name}: {error.details()}")
+    told = f"{error.code().name}: {error.details()}"
+    return LeasesUnavailableError(f"{address!r} does not serve leases: {told}{_advice(address, error.details())}")
+
+
+# What gRPC and etcd say, and what to do about it. With TLS, and without.
+_TLS_ADVICE = {
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not signed by {ca}; give the file of the authority that signed it as ca=",
+    "Hostname Verification": "its certificate was issued for other hosts; name it as the certificate does",
+    "Unwrap failed": "{cert}; give as cert= and key= what was signed by an authority of etcd's --trusted-ca-file",
+    "create security handshaker": "the files of ca=, cert= and key= must be PEM, and the key that of the certificate",
+    "Handshake read failed": "if it does not speak TLS, leave tls=, ca=, cert= and key= out",
+}
+_PLAIN_ADVICE = {"Socket closed": "if it speaks TLS, add ?tls=true to the URL, or ?ca=FILE"}
+_USER_ADVICE = {
+    "user name is empty": "it wants a user: etcd://user:password@host",
+    "invalid user ID or password": "check both in the URL; in a password, / @ : ? # and % are written as %2F %40 %3A %3F %23 %25",
+    "authentication is not enabled": "leave user and password out, or turn it on: etcdctl auth enable",
+    "permission denied": "allow it: etcdctl role grant-permission ROLE readwrite --prefix=true {prefix}",
+}
+
+
+def _advice(address: EtcdAddress, told: str) -> str:
+    tls = address.tls
+    table = _USER_ADVICE | (_PLAIN_ADVICE if tls is None else _TLS_ADVICE)
+    found = next((advice for pattern, advice in table.items() if pattern in told), "")
+    return found and "; " + found.format(
+        prefix=address.prefix,
+        ca=tls.ca if tls is not None and tls.ca else "any authority that this system trusts",
+        cert=f"it does not accept {tls.cert}" if tls is not None and tls.cert else "it wants a certificate of ours",
+    )

@@ -28,6 +28,8 @@ from relight.model.lease import Acquired, Lease, NotOwner, Orphaned, OwnedBy, Pr
 # A call may take this long, and this part of the ttl: a heartbeat that hangs must leave time for another one.
 MAX_CALL_SECONDS = 3.0
 MAX_CALL_PART = 0.3
+# How many ended sessions are remembered.
+MAX_ENDED = 1000
 
 
 class _Record(msgspec.Struct):
@@ -36,14 +38,17 @@ class _Record(msgspec.Struct):
     process: Process = Process()
     started_at: float = 0.0
     lease: int = 0
+    ttl: int = 0
 
 
 class EtcdLeases:
     """`endpoints` are host:port. Everything is kept below `prefix`, so that several stores may share one etcd.
 
-    etcd has no clock to ask, only seconds that are left of a lease. The times given here are those seconds added to this
-    machine's clock, read at the same moment: only their differences to one another mean something. (A session's `started_at`
-    is by the clock of its own machine.)
+    etcd has no clock to ask, only seconds that are left of a lease. The times given here are those seconds added to `clock`,
+    read at the same moment. (A session's `started_at` is by the clock of its own process.)
+
+    etcd forgets a session with its end. Those whose end a watch of ours was told are remembered here and listed as lapsed,
+    at the moment we heard of it and silent since a ttl before. Whoever opens later does not know of them.
     """
 
     in_store = False
@@ -70,6 +75,7 @@ class EtcdLeases:
         self._call_seconds = 0.0
         self._lease = 0  # of the session; 0: it has not begun
         self._beginning = asyncio.Lock()
+        self._ended: dict[str, Session] = {}  # others', as long as runs may be in their names
 
     # ---- the session
 
@@ -79,6 +85,7 @@ class EtcdLeases:
         self._ttl_seconds = max(1, math.ceil(ttl_seconds))
         self._call_seconds = min(MAX_CALL_SECONDS, ttl_seconds * MAX_CALL_PART)
         self._lease = 0
+        self._ended.clear()
         self._connection = Connection(self._address, self._call_seconds)
         try:
             await self._connection.read(self._keys.session(owner))  # also tells the revision that watches begin at
@@ -106,7 +113,7 @@ class EtcdLeases:
         self._lease = 0
         etcd = self._etcd
         lease = await etcd.grant(self._ttl_seconds)
-        record = _Record(self._process, self._clock.now(), lease)
+        record = _Record(self._process, self._clock.now(), lease, self._ttl_seconds)
         await etcd.put(self._keys.session(self._owner), msgspec.json.encode(record), lease)
         self._lease = lease
 
@@ -119,6 +126,21 @@ class EtcdLeases:
     async def end_session(self, owner: str) -> None:
         for found in await self._etcd.read(self._keys.session(owner)):
             await self._etcd.revoke(found.lease)
+        self._ended.pop(owner, None)
+
+    def _has_ended(self, owner: str, value: bytes) -> None:
+        """A watch was told that a session has ended. `value` is what stood in its key."""
+        record, now = _record(value), self._clock.now()
+        self._ended[owner] = Session(
+            owner=owner,
+            process=record.process,
+            started_at=record.started_at,
+            heartbeat_at=now - record.ttl,
+            expires_at=now,
+            fresh=False,
+        )
+        while len(self._ended) > MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
 
     # ---- runs
 
@@ -174,14 +196,15 @@ class EtcdLeases:
                     fresh=True,  # or etcd would have deleted it
                 )
             )
-        return sessions
+            self._ended.pop(sessions[-1].owner, None)  # it has begun again
+        return sessions + list(self._ended.values())
 
     def watch_orphans(self) -> AsyncIterator[Orphaned]:
         # From the newest revision we know of, so that nothing is missed while the stream is set up. That may be a heartbeat
         # ago: somebody who died shortly before is told, too.
         revision = max([self._etcd.revision, *(watch.revision for watch in self._watches)])
         own = Connection(self._address, self._call_seconds)
-        watch = OrphanWatch(own, self._keys, self._owner, revision, self._ttl_seconds / 3)
+        watch = OrphanWatch(own, self._keys, self._owner, revision, self._ttl_seconds / 3, self._has_ended)
         self._watches.append(watch)
         return watch
 

@@ -14,12 +14,12 @@ import asyncio
 import contextlib
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
 
-from relight.backends.etcd.connection import Connection, Link
+from relight.backends.etcd.connection import Connection, Link, raise_if_cancelled
 from relight.backends.etcd.keys import Keys, ask_progress, watch_deletions
 from relight.errors import LeasesUnavailableError
 from relight.model.lease import Orphaned
@@ -48,12 +48,21 @@ class OrphanWatch:
     compacted meanwhile, or lost with etcd's data, is missing. Nothing is logged either: the heartbeats fail at the same time.
     """
 
-    def __init__(self, connection: Connection, keys: Keys, owner: str, revision: int, ping_seconds: float) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        keys: Keys,
+        owner: str,
+        revision: int,
+        ping_seconds: float,
+        ended: Callable[[str, bytes], None],
+    ) -> None:
         self._connection = connection  # our own: a stream that hangs must not hang the heartbeats
         self._keys = keys
         self._owner = owner
         self.revision = revision  # the last one that is seen
         self._ping_seconds = ping_seconds
+        self._ended = ended  # is told of every session that has ended, and what stood in its key
         self._orphans: dict[str, set[str]] = {}  # not yet taken; the same owner again is the same orphan
         self.interrupted = ""  # why it does not hear anything now
         self._news = asyncio.Event()
@@ -89,6 +98,7 @@ class OrphanWatch:
                 link = self._connection.link()
                 await self._follow(link)
             except _INTERRUPTIONS as error:
+                raise_if_cancelled()
                 self.interrupted = repr(error)
             if link is not None:
                 self._connection.drop(link)
@@ -103,6 +113,8 @@ class OrphanWatch:
             async with asyncio.timeout(self._connection.seconds):
                 await stream.write(watch_deletions(self._keys.all, self.revision + 1))
                 created = await _read(stream)
+            if created.canceled:
+                raise _EndedError(created.cancel_reason)
             self._check_data(created)
             self.interrupted = ""
             tasks = [asyncio.create_task(self._ping(stream)), asyncio.create_task(self._listen(stream))]
@@ -148,15 +160,16 @@ class OrphanWatch:
 
     def _note(self, events: Iterable[Any]) -> None:
         for _, changed in itertools.groupby(events, key=lambda event: event.kv.mod_revision):
-            ended: list[str] = []
+            ended: dict[str, bytes] = {}
             runs: defaultdict[str, list[str]] = defaultdict(list)
             for event in changed:
                 if (owner := self._keys.owner_of(event.kv.key)) is not None:
-                    ended.append(owner)
+                    ended[owner] = event.prev_kv.value
                 elif (run_id := self._keys.run_of(event.kv.key)) is not None:
                     runs[event.prev_kv.value.decode()].append(run_id)
-            for owner in ended:
+            for owner, value in ended.items():
                 if owner != self._owner:
+                    self._ended(owner, value)
                     self._orphans.setdefault(owner, set()).update(runs[owner])
         if self._orphans:
             self._news.set()

@@ -11,14 +11,13 @@ import os
 import shutil
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from relight.clock import SYSTEM_CLOCK, block
 
@@ -38,9 +37,18 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
+class Ports(NamedTuple):
+    """Where one etcd listens, on loopback."""
+
+    client: int
+    peer: int
+    health: int  # without TLS, also where clients need a certificate
+
+
 class EtcdServer:
     """One etcd. Ports and data stay the same over any number of lives. `certificate` and its key turn TLS on; `options`
-    are etcd's own.
+    are etcd's own. `members` are the ports of all members of its cluster by name, where it is one of several
+    (see etcd_cluster.py).
 
     Start it from a thread that lives as long as it shall: Linux ends it with the thread that started it, so that a killed
     test runner leaves no server behind.
@@ -53,12 +61,16 @@ class EtcdServer:
         *,
         certificate: tuple[Path, Path] | None = None,
         options: Sequence[str] = (),
+        name: str = "test",
+        members: Mapping[str, Ports] | None = None,
     ) -> None:
         self._directory = directory
         self._program = program
         self._certificate = certificate
         self._options = options
-        self._client_port, self._peer_port = _free_ports(2)
+        self.name = name
+        self._members = members or free_ports([name])
+        self._ports = self._members[name]
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -71,24 +83,38 @@ class EtcdServer:
     @property
     def endpoint(self) -> str:
         """Where clients connect: host:port."""
-        return f"127.0.0.1:{self._client_port}"
+        return f"127.0.0.1:{self.port}"
 
     @property
     def port(self) -> int:
-        return self._client_port
+        return self._ports.client
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has been started and not been ended since. A frozen one is."""
+        return self._process is not None
 
     @property
     def log(self) -> str:
         return (self._directory / "etcd.log").read_text(errors="replace")
 
     def start(self) -> None:
-        """Start, and wait until it answers."""
+        """Start, and wait until it answers, which a member does once it has found a leader."""
+        self.launch()
+        self.wait()
+
+    def launch(self) -> None:
+        """Start, and do not wait."""
         assert self._process is None, "it runs already"
         self._directory.mkdir(parents=True, exist_ok=True)
         with (self._directory / "etcd.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-S", "-c", _SHIM, *self._command()], stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
+
+    def wait(self) -> None:
+        """Until it answers."""
+        assert self._process is not None
         deadline = SYSTEM_CLOCK.monotonic() + START_SECONDS
         while not self._answers():
             if self._process.poll() is not None or SYSTEM_CLOCK.monotonic() > deadline:
@@ -133,20 +159,21 @@ class EtcdServer:
 
     # ---- inside
 
-    @property
-    def _scheme(self) -> str:
-        return "https" if self._certificate else "http"
-
     def _command(self) -> list[str]:
-        client = f"{self._scheme}://{self.endpoint}"
-        peer = f"http://127.0.0.1:{self._peer_port}"
+        client = f"{'https' if self._certificate else 'http'}://{self.endpoint}"
+        peers = {name: f"http://127.0.0.1:{ports.peer}" for name, ports in self._members.items()}
+        peer = peers[self.name]
+        # etcd raises every ttl to one and a half election timeouts: with its usual second, no test could have a lease of 1 s.
+        # Members need more than one alone, or a busy machine would make them elect all the time.
+        beat, election = (20, 200) if len(peers) == 1 else (50, 500)
         return [
             str(self._program),
-            *("--name", "test", "--data-dir", str(self._directory / "data")),
+            *("--name", self.name, "--data-dir", str(self._directory / "data")),
             *("--listen-client-urls", client, "--advertise-client-urls", client),
-            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"test={peer}"),
-            # etcd raises every ttl to one and a half election timeouts: with its usual second, no test could have a lease of 1 s.
-            *("--heartbeat-interval", "20", "--election-timeout", "200"),
+            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+            *("--initial-cluster", ",".join(f"{name}={url}" for name, url in peers.items())),
+            *("--listen-metrics-urls", f"http://127.0.0.1:{self._ports.health}"),
+            *("--heartbeat-interval", str(beat), "--election-timeout", str(election)),
             *(
                 ("--cert-file", str(self._certificate[0]), "--key-file", str(self._certificate[1]))
                 if self._certificate
@@ -156,13 +183,8 @@ class EtcdServer:
         ]
 
     def _answers(self) -> bool:
-        context = None
-        if self._certificate:
-            context = ssl.create_default_context(cafile=str(self._certificate[0]))
         try:
-            with urllib.request.urlopen(
-                f"{self._scheme}://{self.endpoint}/health", timeout=1, context=context
-            ) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._ports.health}/health", timeout=1) as answer:
                 return b'"true"' in answer.read()
         except OSError:
             return False
@@ -229,10 +251,10 @@ def _run(command: Sequence[str], folder: str) -> bool:
         return False
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(names: Sequence[str]) -> dict[str, Ports]:
     """Ports nobody listens on. All are held until all are chosen, or one would be chosen twice."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(len(names) * len(Ports._fields))]
+    ports = iter([one.getsockname()[1] for one in sockets])
     for one in sockets:
         one.close()
-    return ports
+    return {name: Ports(next(ports), next(ports), next(ports)) for name in names}

@@ -1,0 +1,122 @@
+"""Recovery where etcd keeps the leases: it forgets who has lapsed, and yet it is known for how long they have been silent."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relight import Handle, Relight
+from relight.backends.memory import MemoryStore
+from relight.clock import SYSTEM_CLOCK, SystemClock
+from relight.model.journal import RunRecovered, decode_event
+from relight.testing.cluster import until
+from relight.testing.servers.etcd import EtcdServer, etcd_or_skip
+from tests.recovery.test_leases import Work
+
+TTL = 1.0
+_prefixes = count(1)
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[EtcdServer]:
+    with (
+        tempfile.TemporaryDirectory(prefix="relight-etcd-") as folder,
+        EtcdServer(Path(folder), etcd_or_skip()) as server,
+    ):
+        yield server
+
+
+class Behind(SystemClock):
+    """A machine whose clock is an hour behind."""
+
+    def now(self) -> float:
+        return super().now() - 3600.0
+
+
+class Engines:
+    """Engines on one file, with their leases in etcd. They look for orphans once an hour: only pushes tell."""
+
+    def __init__(self, path: Path, leases: str) -> None:
+        self._path = path
+        self._leases = leases
+        self.opened: list[Relight] = []
+
+    async def open(self, name: str, recovery: dict[str, Any] | None = None, **options: Any) -> Relight:
+        rl = Relight(
+            self._path,
+            leases=self._leases,
+            orchestrator_id=name,
+            recovery={"lease_ttl": TTL, "check_interval": "1h", **(recovery or {})},
+            shutdown_grace="100ms",
+            **options,
+        )
+        await rl.open()
+        self.opened.append(rl)
+        return rl
+
+
+@pytest.fixture
+async def engines(etcd: EtcdServer, tmp_path: Path) -> AsyncIterator[Engines]:
+    engines = Engines(tmp_path / "relight.db", f"etcd://{etcd.endpoint}/recovery{next(_prefixes)}")
+    yield engines
+    for rl in engines.opened:
+        await rl.close()
+
+
+async def recovered(rl: Relight, run: Handle) -> float:
+    """When it was claimed; waits for it."""
+
+    async def found() -> float:
+        entries = (await rl.services.store.read_from(run.id, 0, 100)).entries
+        events = [decode_event(entry.event) for entry in entries]
+        return next((event.at for event in events if isinstance(event, RunRecovered)), 0.0)
+
+    at: float = await until(found, "the run to be recovered", within=20)
+    return at
+
+
+async def test_how_long_a_lapse_went_unnoticed_is_measured(engines: Engines):
+    work = Work()
+    a, b = await engines.open("a"), await engines.open("b")
+    run = await a.start(work.flow)
+    a.services.keeper.fall_silent()
+    await recovered(b, run)
+    await until(lambda: b.metrics.value("relight_recovery_detection_seconds_count") == 1)
+    assert 0 <= b.metrics.value("relight_recovery_detection_seconds_sum") < 2
+    work.gate.set()
+    assert await (await b.get(run.id)).result(timeout="10s") == 7
+
+
+async def test_stale_timeout_counts_from_the_last_heartbeat(engines: Engines):
+    """Not from the run's start, which was an hour ago by the clock of its owner."""
+    work, stale = Work(), 4.0
+    b = await engines.open("b", {"stale_timeout": stale})
+    a = await engines.open("a", clock=Behind())
+    run = await a.start(work.flow)
+    silent = time.time()
+    a.services.keeper.fall_silent()
+    at = await recovered(b, run)
+    assert stale - TTL < at - silent < stale + 2 * TTL
+    work.gate.set()
+    assert await (await b.get(run.id)).result(timeout="10s") == 7
+
+
+class Ahead(MemoryStore):
+    """A store on a machine whose clock is an hour ahead of ours."""
+
+    async def now(self) -> float:
+        return SYSTEM_CLOCK.now() + 3600.0
+
+
+async def test_times_of_sessions_are_told_by_the_stores_clock(etcd: EtcdServer):
+    """etcd has none, and they are compared with the store's: `stale_timeout`, and for how long somebody is silent."""
+    leases = f"etcd://{etcd.endpoint}/recovery{next(_prefixes)}"
+    async with Relight(store=Ahead(clock=SYSTEM_CLOCK), leases=leases, recovery={"lease_ttl": TTL}) as rl:
+        (session,) = await rl.services.keeper.ask(lambda leases: leases.list_orchestrators())
+        assert 0 < session.expires_at - rl.services.clock.now() < TTL + 1
