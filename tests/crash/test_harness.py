@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from relight.clock import SYSTEM_CLOCK
 from relight.errors import StoreUnavailableError
 from relight.ports.store import Store
 from relight.testing.crashpoints import Check, CrashingStore, CrashPlan, Explorer, Mode, explore
+from relight.testing.forkserver import Ending, Order
 from relight.testing.ledger import Ledger, Line, audit, effect, read_ledger, seen
 from tests.crash.checks import never_twice
 
@@ -50,6 +52,19 @@ def test_a_flow_and_its_arguments_are_a_scenario() -> None:
     report.check()
     assert (report.points, report.kills, report.repeated) == (1, 1, 1)
     assert "1 points, 1 kills" in str(report)
+
+
+def write_modules(path: str) -> None:
+    """In a child of the fork server."""
+    Path(path).write_text("\n".join(sys.modules))
+
+
+def test_lives_find_the_backend_loaded_by_the_server_they_are_forked_from(tmp_path: Path) -> None:
+    """Loaded by each for itself, an exploration takes twice as long."""
+    with Explorer("tests.crash.shapes:ten_steps", directory=tmp_path) as explorer:
+        order = Order("tests.crash.test_harness:write_modules", str(tmp_path / "modules"), str(tmp_path / "log"), 30.0)
+        assert explorer._server().run(order) == Ending(0, 0)
+    assert "relight.backends.sqlite.store" in (tmp_path / "modules").read_text().splitlines()
 
 
 # ---- every operation is numbered

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from relight.clock import SYSTEM_CLOCK
 from relight.errors import LeasesUnavailableError
 from relight.flow.registry import Registry
 from relight.model.run import Hold, Status
+from relight.ports.store import Commit, CommitResult, Fenced
 from relight.process import bury
 from tests.flows.world import until
 
@@ -370,3 +371,25 @@ async def test_a_run_held_for_want_of_its_flow_is_passed_on_to_whoever_knows_it(
     work.gate.set()
     room.set()
     assert await (await knows.get("r")).result(timeout="5s") == 7
+
+
+async def test_a_run_that_is_fenced_by_nobody_goes_on(engines: Engines, monkeypatch: pytest.MonkeyPatch):
+    """Whatever made the store refuse a commit: its row still names this engine, so nobody else would ever take it up."""
+    work = Work()
+    rl = await engines.start("a", max_concurrent_runs=1)
+    assert rl._recovery is not None
+    await rl._recovery.settled.wait()
+    run = await rl.start(work.flow, id="r")
+    await until(lambda: work.begun == 1)
+    commit = engines.store.commit
+
+    async def refuse(commits: Sequence[Commit]) -> list[CommitResult]:
+        monkeypatch.undo()
+        return [Fenced(one.epoch, rl.services.owner) for one in commits]
+
+    monkeypatch.setattr(engines.store, "commit", refuse)
+    work.gate.set()
+    assert await run.result(timeout="10s") == 7
+    assert work.begun == 2
+    assert engines.store.commit == commit
+    assert await rl.run(work.flow) == 7, "its room is free again"

@@ -66,17 +66,18 @@ class Mail:
                 del self._unheard[run_id]
 
     def opened_for(self, run: LiveRun, inbox: Sequence[Message]) -> list[Message]:
-        """What a run that is put into motion has to hear: its inbox, and what came since that was read.
-
-        Of pauses and resumes only the last counts, and only if it is a pause.
+        """What a run that is put into motion has to hear: its inbox, and what came since that was read (or was heard of just
+        before, and is in both). Of pauses and resumes only the last counts, and only if it is a pause.
         """
-        switches = [message for message in inbox if message.kind in (MessageKind.PAUSE, MessageKind.RESUME)]
+        told = {message.id: message for message in (*inbox, *self._early.pop(run.id, ()))}
+        messages = [told[message_id] for message_id in sorted(told)]
+        switches = [message for message in messages if message.kind in (MessageKind.PAUSE, MessageKind.RESUME)]
         if switches and switches[-1].kind is MessageKind.PAUSE:
             switches.pop()
         over = {message.id for message in switches}
         if over:
             run.writer.consume(over)
-        return [message for message in inbox if message.id not in over] + self._early.pop(run.id, [])
+        return [message for message in messages if message.id not in over]
 
     def not_opened_for(self, run_id: str) -> bool:
         """Taking a run up is over. True if messages came that nobody has heard, because it was not driven after all."""

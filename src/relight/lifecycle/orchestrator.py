@@ -197,9 +197,11 @@ class Orchestrator:
                 self.services.keeper.detach(run.id)
         run.let_go()
         self.tell(run.id, None)
-        if run.writer.fenced or self.stopping:
+        if self.stopping:
             return
-        if run.missed:
+        if run.writer.fenced:
+            self.doubt([run.id], crashed=True)  # if it is in our name even so, nobody else will look at it
+        elif run.missed:
             self._mail.missed_by(run)
             self._look()  # what it missed before it left has made it due
         self._room_is_free()
@@ -286,11 +288,14 @@ class Orchestrator:
     async def _attend(self) -> None:
         """One pass after the other, whenever something wants one; never two at once."""
         patience = Patience()
+        loop = self.services.loop
+        checked_at = loop.time()
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(CHECK_SECONDS):
+                async with asyncio.timeout_at(checked_at + CHECK_SECONDS):
                     await self._wanted.wait()
-            if not self._wanted.is_set():
+            if loop.time() >= checked_at + CHECK_SECONDS:  # whether or not something wakes us all the time
+                checked_at = loop.time()
                 self._look_again = self._listen_again = True
                 self._watchers.tell_all_but(self.live)
             self._wanted.clear()

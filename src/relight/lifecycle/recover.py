@@ -26,6 +26,7 @@ from relight.model.decisions import Action, Decision, decide
 from relight.model.lease import OwnedBy
 from relight.model.replay import TreeState, restore
 from relight.model.run import Hold, Message, MessageKind, Run, RunChange, Status
+from relight.ports.store import Commit
 from relight.telemetry import Token, log
 
 if TYPE_CHECKING:
@@ -249,9 +250,23 @@ async def _hold_unreadable(
     heard = max((message.id for message in messages), default=0)
     status = RunChange(run_id=row.id, status=Status.PAUSED, hold=Hold.CORRUPT, reason=reason, heard=heard)
     if any(message.kind is MessageKind.CANCEL for message in messages):
-        status = RunChange(run_id=row.id, status=Status.CANCELLED, reason=f"cancelled; its journal was corrupt: {what}")
-    await orchestrator.services.store.hold({row.id: epoch}, status)
-    if status.status.terminal and row.parent_id is not None:
-        ended = Message(run_id=row.parent_id, kind=MessageKind.ENDED, name=row.id, dedup=f"ended:{row.id}")
-        await orchestrator.services.store.post([ended])
+        await _cancel_unreadable(orchestrator.services, row, epoch, f"cancelled; its journal was corrupt: {what}")
+    else:
+        await orchestrator.services.store.hold({row.id: epoch}, status)
     orchestrator.tell(row.id)
+
+
+async def _cancel_unreadable(services: Services, row: Run, epoch: int, reason: str) -> None:
+    """One commit without entries: ended first and its parent told after, a death in between would leave that one waiting."""
+    store = services.store
+    parent = row.parent_id
+    ended = Message(run_id=parent or "", kind=MessageKind.ENDED, name=row.id, dedup=f"ended:{row.id}")
+    commit = Commit(
+        root_id=row.id,
+        epoch=epoch,
+        after=await store.latest_sequence(row.id),
+        entries=[],
+        changes=[RunChange(run_id=row.id, status=Status.CANCELLED, reason=reason)],
+        messages=[ended] if parent is not None else [],
+    )
+    await store.commit([commit])

@@ -84,6 +84,8 @@ class OrphanRecovery:
                     f"{error}; trying again in {patience.seconds:.2g}s",
                     None if known else error,
                 )
+                # A claim that failed may leave us a lease without its run; whoever finds that out writes us into the row.
+                self._own_left = True
                 await patience.pause()
                 continue
             patience.again()
@@ -110,7 +112,7 @@ class OrphanRecovery:
         dead.sort(key=lambda owner: name_of(owner) != name_of(me))  # our own name first
         if self._own_left:
             self._own_left = False
-            dead.insert(0, me)
+            dead.append(me)  # last: what others have found to be ours since we read the owners is among these then
         claimed = 0
         for owner in dead:
             claimed += await self._recover(owner, sessions.get(owner), limit)
@@ -152,6 +154,8 @@ class OrphanRecovery:
             size = min(limit, self._orchestrator.room)
             rows = await self._services.store.list_active_roots(owner, after, size)
             wanted = [row for row in rows if not self._ours(row) and self._is_stale(row, session)]
+            if owner == self._services.owner:
+                wanted = await self._still_ours(wanted)
             if wanted:
                 self._say_dead(owner, session)
                 count = await take_up(self._orchestrator, wanted, crashed=True)
@@ -165,6 +169,12 @@ class OrphanRecovery:
         """Driven by this process, or about to be. A dead owner's is not, even if somebody here calls start() with its id at
         this moment: that finds the run which is there, and drives nothing."""
         return row.owner == self._services.owner and self._orchestrator.has(row.id)
+
+    async def _still_ours(self, rows: list[Run]) -> list[Run]:
+        """Those not in memory that are in our name even so. Read again: what was driven when the page was read may have been
+        parked or paused before it was looked for in memory, and would be taken for crashed."""
+        again = await self._services.store.get_runs([row.id for row in rows]) if rows else []
+        return [row for row in again if row.owner == self._services.owner]
 
     def _is_stale(self, row: Run, session: Session | None) -> bool:
         """Asked before anything is claimed or read: with what the row and the lease tell."""

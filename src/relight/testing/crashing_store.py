@@ -1,11 +1,12 @@
-"""A store that crashes at a planned operation: see `crashpoints` for the whole."""
+"""A store that crashes at a planned operation: see `crashpoints` for the whole, `crashing_leases` for the lease manager."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -36,31 +37,78 @@ class CrashPlan(msgspec.Struct, frozen=True):
         return self.mode if self.mode == "count" else f"{self.mode}:{self.operation}"
 
 
+class CrashPoints:
+    """Numbers operations, of a store and of a lease manager alike, each on its own thread, and crashes at the planned one."""
+
+    def __init__(self, plan: CrashPlan, ledger: Ledger | None = None) -> None:
+        self.plan = plan
+        self.ledger = ledger
+        self.operations: list[str] = []  # their names, in the order of their numbers
+        self.fired = False  # a planned raise, refusal or stall has happened
+        self._lock = threading.Lock()
+
+    def arrive(self, name: str, unavailable: type[StoreUnavailableError] = StoreUnavailableError) -> Mode | None:
+        """The next operation is about to begin. What is planned with it, unless that happens here."""
+        with self._lock:
+            self.operations.append(name)
+            mode = self.plan.mode if self.plan.operation == len(self.operations) else None
+        if mode == "before":
+            self.die(name)
+        if mode == "refuse":
+            self.fired = True
+            raise unavailable(f"crash point {self.plan}: {name}() was refused")
+        return mode
+
+    def leave(
+        self, mode: Mode | None, name: str, unavailable: type[StoreUnavailableError] = StoreUnavailableError
+    ) -> None:
+        """It has been applied, and its caller has not heard of it yet."""
+        if mode == "after":
+            self.die(name)
+        if mode == "raise":
+            self.fired = True
+            raise unavailable(f"crash point {self.plan}: the answer of {name}() was lost")
+
+    def effect_begun(self, number: int) -> None:
+        """The ledger says that the effect of this number has begun."""
+        if self.plan == CrashPlan("during", number):
+            self.die("effect")
+
+    def die(self, name: str) -> None:
+        if self.ledger is not None:
+            self.ledger.write(Line(what="killed", label=f"{self.plan} {name}"))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 class CrashingStore:
-    """A Store that numbers the operations on another one and crashes at the planned one. Give it to `Relight(store=...)`."""
+    """A Store that numbers the operations on another one and crashes at the planned one. Give it to `Relight(store=...)`,
+    with a `CrashingLeases` on the same `points` if the lease manager's operations shall be numbered with them."""
 
     def __init__(self, inner: Store, plan: CrashPlan, ledger: Ledger | None = None) -> None:
         self._inner = inner
         self.lanes = inner.lanes
-        self._plan = plan
+        self.points = CrashPoints(plan, ledger)
         self._ledger = ledger
-        self.operations: list[str] = []  # their names, in the order of their numbers
-        self.fired = False  # a planned raise, refusal or stall has happened
         self._running = 0  # operations under way
         self._quiet = asyncio.Event()
         self._quiet.set()
 
+    @property
+    def operations(self) -> list[str]:
+        return self.points.operations
+
+    @property
+    def fired(self) -> bool:
+        return self.points.fired
+
     async def _do(self, name: str, operation: Coroutine[Any, Any, T]) -> T:
-        self.operations.append(name)
-        mode = self._plan.mode if self._plan.operation == len(self.operations) else None
-        if mode == "before":
-            self._die(name)
+        try:
+            mode = self.points.arrive(name)
+        except BaseException:
+            operation.close()
+            raise
         if mode == "stall":
             await self._stall()
-        if mode == "refuse":
-            operation.close()
-            self.fired = True
-            raise StoreUnavailableError(f"crash point {self._plan}: {name}() was refused")
         self._running += 1
         self._quiet.clear()
         try:
@@ -69,17 +117,8 @@ class CrashingStore:
             self._running -= 1
             if not self._running:
                 self._quiet.set()
-        if mode == "after":
-            self._die(name)
-        if mode == "raise":
-            self.fired = True
-            raise StoreUnavailableError(f"crash point {self._plan}: the answer of {name}() was lost")
+        self.points.leave(mode, name)
         return result
-
-    def effect_begun(self, number: int) -> None:
-        """The ledger's word that the so-and-so-manieth effect has begun."""
-        if self._plan == CrashPlan("during", number):
-            self._die("effect")
 
     async def _stall(self) -> None:
         """Stop as a whole, as a suspended machine does, until whoever reads the ledger's line sends SIGCONT.
@@ -89,17 +128,17 @@ class CrashingStore:
         """
         while self._running:
             await self._quiet.wait()
-        self.fired = True
+        self.points.fired = True
         if self._ledger is not None:
             self._ledger.write(Line(what="stalled", label=str(os.getpid())))
         os.kill(os.getpid(), signal.SIGSTOP)
         if self._ledger is not None:
             self._ledger.write(Line(what="continued"))
 
-    def _die(self, name: str) -> None:
+    def _note(self, lines: Iterable[Line]) -> None:
         if self._ledger is not None:
-            self._ledger.write(Line(what="killed", label=f"{self._plan} {name}"))
-        os.kill(os.getpid(), signal.SIGKILL)
+            for line in lines:
+                self._ledger.write(line)
 
     async def commit(self, commits: Sequence[Commit]) -> list[CommitResult]:
         return await self._do("commit", self._commit(commits))
@@ -136,7 +175,13 @@ class CrashingStore:
         return await self._do("list_runs", self._inner.list_runs(where))
 
     async def claim(self, epochs: dict[str, int], owner: str) -> dict[str, int]:
-        return await self._do("claim", self._inner.claim(epochs, owner))
+        return await self._do("claim", self._claim(epochs, owner))
+
+    async def _claim(self, epochs: dict[str, int], owner: str) -> dict[str, int]:
+        """Claim, and write down under which epochs: of one run they only grow."""
+        claimed = await self._inner.claim(epochs, owner)
+        self._note(Line(what="claimed", run=run_id, index=epoch) for run_id, epoch in claimed.items())
+        return claimed
 
     async def correct_owner(self, run_id: str, epoch: int, owner: str) -> bool:
         return await self._do("correct_owner", self._inner.correct_owner(run_id, epoch, owner))
@@ -160,7 +205,14 @@ class CrashingStore:
         return await self._do("held", self._inner.held(hold, flows, limit))
 
     async def post(self, messages: Sequence[Message]) -> list[int | None]:
-        return await self._do("post", self._inner.post(messages))
+        return await self._do("post", self._post(messages))
+
+    async def _post(self, messages: Sequence[Message]) -> list[int | None]:
+        """Post, and write down what has been told, whether or not its teller hears of it."""
+        ids = await self._inner.post(messages)
+        told = [message for message, message_id in zip(messages, ids, strict=True) if message_id is not None]
+        self._note(Line(what="posted", run=message.run_id, label=message.kind.value) for message in told)
+        return ids
 
     async def inbox(self, root_ids: Sequence[str]) -> list[Message]:
         return await self._do("inbox", self._inner.inbox(root_ids))
@@ -211,6 +263,8 @@ def _durable(root_id: str, event: j.AnyEvent) -> Line | None:
         return Line(what="cut", run=root_id, key=event.key, index=event.index)
     if isinstance(event, j.RunRetrying):
         return Line(what="retrying", run=root_id, key=event.key)
+    if isinstance(event, j.RunResumed):
+        return Line(what="resumed", run=root_id)
     return None
 
 

@@ -18,6 +18,13 @@ is then resumed in fresh ones until the scenario ends. It judges by the effects 
 For more than one flow with its arguments, name a scenario instead: an `async def scenario(rl: Relight, life: Life)` that is
 called in every life, starts what it needs under fixed ids, and returns the outcome once there is one.
 
+The side that recovers is tried in the same way, with the lease manager's operations among those that are numbered:
+
+    Explorer("shop.crashes:orphans", prepares=True, places=own_leases, lives=[{"orchestrator_id": "a"}, ...])
+
+Life 1 then only prepares (and dies of its own: `life.die()`), plans are those of life 2, and later ones bring everything to
+its end. Or a `witness` does, life 0, which is there from the first to the last: what only a restart would find, it does not.
+
 The oracle is an undisturbed run: it must give the same outcome and have had the same effects. What a scenario does
 differently from life to life (a changed item, a step that may not be repeated) it judges itself, with `check=`.
 """
@@ -40,9 +47,22 @@ from relight.clock import SYSTEM_CLOCK
 from relight.flow.definitions import Flow
 from relight.testing.crashing_store import CrashingStore, CrashPlan, Mode, patiently
 from relight.testing.forkserver import ForkServer, Order, tail
-from relight.testing.ledger import Audit, Line, audit, read_ledger
+from relight.testing.ledger import Ledger, Line
+from relight.testing.trials import Check, Outcome, Report, Trial, judge
 
-__all__ = ["CrashPlan", "CrashingStore", "Explorer", "Mode", "Outcome", "Report", "Trial", "explore", "patiently"]
+__all__ = [
+    "Check",
+    "CrashPlan",
+    "CrashingStore",
+    "Explorer",
+    "Mode",
+    "Outcome",
+    "Report",
+    "Trial",
+    "explore",
+    "own_leases",
+    "patiently",
+]
 
 MODES: tuple[Mode, ...] = ("before", "after", "raise", "refuse", "during")  # what `explore` tries
 KILLS = ("before", "after", "during")
@@ -50,99 +70,16 @@ POLL_SECONDS = 0.002
 MAX_LIVES = 50  # of one trial: a scenario that does not end in so many processes never will
 
 
-class Outcome(msgspec.Struct, kw_only=True):
-    """What a life left behind: only lives that were not killed do."""
-
-    value: Any = None
-    unfinished: bool = False  # the scenario wants another life
-    operations: list[str] = []
-    fired: bool = False
+Places = Callable[[Path], Mapping[str, Any]]
 
 
-class Trial(msgspec.Struct, kw_only=True):
-    """One scenario under one series of plans, from the first process to the end."""
-
-    plans: list[CrashPlan]
-    directory: Path
-    operations: list[str] = []  # of the first life, if it was not killed
-    outcome: Outcome = msgspec.field(default_factory=Outcome)
-    lines: list[Line] = []
-    audit: Audit = msgspec.field(default_factory=Audit)
-    lives: int = 0
-    kills: int = 0
-    fired: bool = False  # at least one plan came to its operation
-    problems: list[str] = []
-
-    @property
-    def log(self) -> Path:
-        return self.directory / "log"
-
-    @property
-    def late(self) -> list[str]:
-        """Effects that a process began after it was overtaken."""
-        return [line.effect for line in self.split()[1] if line.what == "start"]
-
-    def split(self) -> tuple[list[Line], list[Line]]:
-        """The lines, apart from those of a process that had been overtaken, and these."""
-        if not any(line.what == "continued" for line in self.lines):
-            return self.lines, []
-        # From the other's first line on: it begins when the first is stopped, and a thread of that one may write before its
-        # main thread has said that it continues.
-        place = next((place for place, line in enumerate(self.lines) if line.life > 1), len(self.lines))
-        after = [line for line in self.lines[place:] if line.life == 1]
-        return [*self.lines[:place], *(line for line in self.lines[place:] if line.life != 1)], after
-
-    def read(self) -> list[Line]:
-        return read_ledger(self.directory / "ledger")
-
-    def facts(self, what: str) -> list[Line]:
-        return [line for line in self.read() if line.what == what]
-
-    @property
-    def comebacks(self) -> int:
-        """How often the last life brought a run back into memory: recovered, or parked before."""
-        return self.outcome.operations.count("claim")
-
-    def __str__(self) -> str:
-        return ", ".join(str(plan) for plan in self.plans)
+def _file(directory: Path) -> Mapping[str, Any]:
+    return {"store": f"{directory}/app.db", "leases": "none"}
 
 
-class Report(msgspec.Struct, kw_only=True):
-    """What an exploration found. `check()` before believing it."""
-
-    scenario: str
-    points: int = 0  # crash points that were reached
-    kills: int = 0
-    lives: int = 0  # processes
-    lost: int = 0
-    duplicated: int = 0
-    repeated: int = 0
-    seconds: float = 0.0
-    problems: list[str] = []  # crash point, what is wrong, end of the log
-
-    def add(self, trial: Trial) -> None:
-        self.points += trial.fired
-        self.kills += trial.kills
-        self.lives += trial.lives
-        self.lost += len(trial.audit.lost)
-        self.duplicated += len(trial.audit.duplicated)
-        self.repeated += len(trial.audit.repeated)
-        self.problems += [f"at {trial}: {what}\n{tail(trial.log)}\n({trial.directory})" for what in trial.problems]
-
-    def check(self) -> None:
-        """Raise AssertionError unless everything explored was as it must be."""
-        if self.problems:
-            shown = "\n\n".join(self.problems[:5])
-            raise AssertionError(f"{self}\n{len(self.problems)} problems, of which the first:\n\n{shown}")
-
-    def __str__(self) -> str:
-        return (
-            f"{self.scenario}: {self.points} points, {self.kills} kills, {self.lives} processes in {self.seconds:.1f}s: "
-            f"lost {self.lost}, duplicated {self.duplicated}, repeated in flight {self.repeated}"
-        )
-
-
-Check = Callable[[Trial], None]
+def own_leases(directory: Path) -> Mapping[str, Any]:
+    """Places: a file that keeps the leases as well."""
+    return {"store": f"{directory}/app.db", "leases": "store"}
 
 
 class Explorer:
@@ -151,6 +88,11 @@ class Explorer:
     `scenario` is an import path, "module:name", of a flow or of a scenario function; `arguments` go to the flow, or to the
     scenario in `life.arguments`. `check` raises AssertionError when a trial's end is not right; without it, outcome and
     effects must be those of an undisturbed run.
+
+    `lives` are settings beside `config` for one life after the other; the last are those of all that follow. `witness` are
+    those of a process that is there all the time, life 0; it is then what ends the scenario. `places` gives the settings that
+    say where a trial's store and leases are: by default a file in its directory, without leases. With `prepares`, the first
+    life comes before all plans; if the store is a file, it is lived only once and what it left is copied.
     """
 
     def __init__(
@@ -162,6 +104,10 @@ class Explorer:
         check: Check | None = None,
         directory: Path | None = None,
         life_seconds: float = 30.0,
+        lives: Sequence[Mapping[str, Any]] = (),
+        places: Places | None = None,
+        prepares: bool = False,
+        witness: Mapping[str, Any] | None = None,
     ) -> None:
         self.scenario = (
             f"{scenario.fn.__module__}:{scenario.fn.__qualname__}" if isinstance(scenario, Flow) else scenario
@@ -176,6 +122,11 @@ class Explorer:
             Path(tempfile.mkdtemp(prefix="relight-crash-", dir=memory)) if directory is None else directory
         )
         self._life_seconds = life_seconds
+        self._lives = [dict(settings) for settings in lives] or [{}]
+        self._places = places or _file
+        self._prepares = prepares
+        self._witness = None if witness is None else dict(witness)
+        self._prepared: Path | None = None  # what the first life has left, to be copied
         self._servers: list[ForkServer] = []
         self._baseline: Trial | None = None
         self._trials = itertools.count(1)
@@ -190,6 +141,8 @@ class Explorer:
         """End the server. What failed stays in the directory, to be looked at."""
         for server in self._servers:
             server.close()
+        if self._prepared is not None:
+            shutil.rmtree(self._prepared)
         if self._own and not any(self._directory.iterdir()):
             self._directory.rmdir()
 
@@ -218,7 +171,7 @@ class Explorer:
         for mode in modes:
             total = 0 if before else self._total(mode)
             # How many operations there are depends a little on timing: what ends the search is a plan that is not reached.
-            for operation in itertools.count(1, step):
+            for operation in itertools.count(1 + self.baseline.opening, step):
                 trial = self.endure([*before, CrashPlan(mode, operation)])
                 if not trial.fired:
                     if operation > total:
@@ -248,7 +201,6 @@ class Explorer:
         while stalled.is_alive() and not trial.facts("stalled"):
             stalled.join(POLL_SECONDS)
         trial.fired = bool(trial.facts("stalled"))
-        trial.lives = 1 + trial.fired
         trial.outcome = (self._live(trial, 2, CrashPlan()) if trial.fired else None) or Outcome()
         for line in trial.facts("stalled"):
             os.kill(int(line.label), signal.SIGCONT)
@@ -261,7 +213,7 @@ class Explorer:
 
     def _server(self, number: int = 0) -> ForkServer:
         while len(self._servers) <= number:
-            self._servers.append(ForkServer(["relight.testing.life", self.scenario.partition(":")[0]]))
+            self._servers.append(ForkServer([self.scenario.partition(":")[0], "relight.testing.life:prepare"]))
         return self._servers[number]
 
     def _trial(self, plans: list[CrashPlan]) -> Trial:
@@ -269,31 +221,57 @@ class Explorer:
         directory.mkdir(parents=True)
         return Trial(plans=plans, directory=directory)
 
+    def _prepare(self, trial: Trial) -> bool:
+        """The life before all plans. What it leaves in files is copied for the next trial; a witness has to see it live."""
+        if self._prepared is not None:
+            shutil.copytree(self._prepared, trial.directory, dirs_exist_ok=True)
+            return True
+        if self._live(trial, 1, CrashPlan()) is None:
+            return False
+        here = str(self._places(trial.directory)["store"]).startswith(str(trial.directory))
+        if here and self._witness is None:
+            self._prepared = self._directory / "prepared"
+            shutil.copytree(trial.directory, self._prepared, ignore=shutil.ignore_patterns("*-shm", "outcome-*"))
+        return True
+
     def _judged(self, trial: Trial, expected: Trial) -> Trial:
         """Look at what is left behind; what is right need not be kept."""
         trial.lines = trial.read()
-        trial.problems += _judge(trial, expected, self._check)
+        trial.problems += judge(trial, expected, self._check)
         if not trial.problems:
             shutil.rmtree(trial.directory)
         return trial
 
     def _try(self, plans: list[CrashPlan]) -> Trial:
         trial = self._trial(plans)
-        for life in range(1, MAX_LIVES + 1):
-            plan = plans[life - 1] if life <= len(plans) else CrashPlan()
-            trial.lives = life
-            ended = self._live(trial, life, plan)
-            if ended is None:
-                break
-            if life == 1:
-                trial.operations = ended.operations
-            if not ended.unfinished:  # perhaps before the last plan's turn: then that one's point cannot be reached
-                trial.outcome = ended
-                break
-        else:
-            trial.problems.append(f"it did not end in {MAX_LIVES} lives")
+        witness = None
+        if self._witness is not None:
+            server = self._server(1)  # made here: it lives no longer than the thread that makes it
+            witness = _Witness(trial, lambda: self._live(trial, 0, CrashPlan(), server))
+        if not self._prepares or self._prepare(trial):
+            self._endure(trial, witness is not None)
+        if witness is not None:
+            trial.outcome = witness.ended() or Outcome()
         trial.lines = trial.read()
         return trial
+
+    def _endure(self, trial: Trial, witnessed: bool) -> None:
+        """One life under each plan, then others until one ends the scenario, unless there is a witness who does."""
+        first = 2 if self._prepares else 1
+        for life in range(first, first + MAX_LIVES):
+            plan = trial.plans[life - first] if life - first < len(trial.plans) else CrashPlan()
+            ended = self._live(trial, life, plan)
+            if ended is None:
+                return
+            if life == first:
+                trial.operations, trial.opening = ended.operations, ended.opening
+            if witnessed:
+                if life - first + 1 == len(trial.plans):
+                    return
+            elif not ended.unfinished:  # perhaps before the last plan's turn: then that one's point cannot be reached
+                trial.outcome = ended
+                return
+        trial.problems.append(f"it did not end in {MAX_LIVES} lives")
 
     def _live(self, trial: Trial, number: int, plan: CrashPlan, server: ForkServer | None = None) -> Outcome | None:
         """One process. None: it ended in a way that no plan explains."""
@@ -301,45 +279,53 @@ class Explorer:
         argument = {
             "scenario": self.scenario,
             "arguments": self._arguments,
-            "config": self._config,
+            "config": {**self._places(trial.directory), **self._config, **self._settings(number)},
             "directory": str(trial.directory),
             "number": number,
             "plan": plan,
             "outcome": str(found),
         }
+        trial.lives += 1
         ending = (server or self._server()).run(
             Order("relight.testing.life:live", argument, str(trial.log), self._life_seconds)
         )
+        planned = number == len(trial.plans) + self._prepares
         if ending.signal == signal.SIGKILL and plan.mode in KILLS:
             trial.kills += 1
-            trial.fired = number == len(trial.plans)
+            trial.fired = planned
+            return Outcome(unfinished=True)
+        if ending.signal == signal.SIGKILL and any(line.life == number for line in trial.facts("killed")):
             return Outcome(unfinished=True)
         if ending.signal or ending.code or not found.exists():
             trial.problems.append(f"life {number} ended with signal {ending.signal}, code {ending.code}")
             return None
         outcome = msgspec.json.decode(found.read_bytes(), type=Outcome)
-        if number == len(trial.plans):
+        if planned:
             trial.fired = outcome.fired
         return outcome
 
+    def _settings(self, number: int) -> dict[str, Any]:
+        return self._witness or {} if number == 0 else self._lives[min(number, len(self._lives)) - 1]
 
-def _judge(trial: Trial, expected: Trial, check: Check | None) -> list[str]:
-    if trial.problems:
-        return []  # it did not come to an end that could be judged
-    wanted = audit(expected.lines).effects if check is None else []
-    on_time, late = trial.split()
-    trial.audit = audit(on_time, wanted)
-    problems = [f"lost: {name}" for name in trial.audit.lost]
-    problems += [f"written after it was overtaken: {line.effect}" for line in late if line.what == "committed"]
-    problems += [f"duplicated: {name}" for name in trial.audit.duplicated]
-    if check is not None:
-        try:
-            check(trial)
-        except AssertionError as error:
-            problems.append(str(error) or "check() failed")
-    elif trial.outcome.value != expected.outcome.value:
-        problems.append(f"the outcome is {trial.outcome.value!r} instead of {expected.outcome.value!r}")
-    return problems
+
+class _Witness:
+    """Life 0, in its own server: there before the others ("ready" in the ledger), and told when they are over."""
+
+    def __init__(self, trial: Trial, live: Callable[[], Outcome | None]) -> None:
+        self._trial = trial
+        self._outcomes: list[Outcome | None] = []
+        self._thread = threading.Thread(target=lambda: self._outcomes.append(live()))
+        self._thread.start()
+        while self._thread.is_alive() and not trial.facts("ready"):
+            self._thread.join(POLL_SECONDS)
+
+    def ended(self) -> Outcome | None:
+        """Tell it that nobody else will do anything, and wait for what it makes of that."""
+        book = Ledger(self._trial.directory / "ledger")
+        book.write(Line(what="over"))
+        book.close()
+        self._thread.join()
+        return self._outcomes[0]
 
 
 def explore(

@@ -44,7 +44,7 @@ class Ending(msgspec.Struct):
 
 
 class ForkServer:
-    """The parent's end. `modules` are imported before the first fork."""
+    """The parent's end. `modules` are imported before the first fork; a function among them ("module:name") is called."""
 
     def __init__(self, modules: list[str]) -> None:
         self._process = subprocess.Popen(
@@ -83,7 +83,9 @@ def _serve(modules: list[str]) -> None:
     """In the server: one child after the other, until the parent hangs up."""
     _die_with_parent()
     for module in modules:
-        importlib.import_module(module)
+        importlib.import_module(module.partition(":")[0])
+        if ":" in module:
+            find(module)()
     gc.collect()
     gc.freeze()  # children share these pages for longer
     orders, endings = sys.stdin.buffer, sys.stdout.buffer

@@ -34,7 +34,7 @@ from relight.model.replay import item_index
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line. `run` is the root run's id and `key` the step's key in its tree; `life` numbers the processes from 1."""
 
-    what: str  # start | end | failed | seen | accepted | told | committed | cut | retrying | killed
+    what: str  # start | end | failed | seen | accepted | told | committed | cut | retrying | claimed | posted | resumed | killed
     label: str = ""
     run: str = ""
     key: str = ""

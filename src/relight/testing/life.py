@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
+import os
+import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
-from relight.backends.sqlite.store import SqliteStore
 from relight.clock import SYSTEM_CLOCK
+from relight.config import load_config
 from relight.engine import Relight
 from relight.errors import RelightError, RunCancelledError, RunFailedError, RunNotFoundError, StoreUnavailableError
 from relight.flow.definitions import Flow
+from relight.flow.registry import REGISTRY
 from relight.handle import Handle
 from relight.model.run import Status
+from relight.parts import make_leases, make_store
 from relight.ports.store import Store
+from relight.testing.crashing_leases import CrashingLeases
 from relight.testing.crashing_store import CrashingStore, CrashPlan, patiently
-from relight.testing.crashpoints import Outcome
 from relight.testing.forkserver import find
 from relight.testing.ledger import Line, note, open_ledger, read_ledger
+from relight.testing.trials import Outcome
 
 POLL_SECONDS = 0.002
 RUN_ID = "crash-test"
@@ -32,11 +38,13 @@ logger = logging.getLogger("relight.testing")
 class Life(msgspec.Struct):
     """What a scenario is told about the process it lives in."""
 
-    number: int  # 1 is the first; later ones resume what the ones before left
+    number: int  # 1 is the first; later ones resume what the ones before left; 0 is the witness (see `Explorer`)
     directory: Path  # the same in every life of a trial
     arguments: list[Any]
     store: Store  # the real one: looking at it is not counted and never crashes
+    operations: list[str]  # those so far
     unfinished: bool = False  # set by `again`
+    opening: int = 0  # set by `begins`
 
     def facts(self, what: str, label: str = "") -> list[Line]:
         """What is in the ledger so far, of all lives."""
@@ -48,6 +56,16 @@ class Life(msgspec.Struct):
     def again(self) -> None:
         """This life ends without a result: the next one goes on."""
         self.unfinished = True
+
+    def begins(self) -> None:
+        """What this life is about begins here: operations before this one are no crash points of an exploration."""
+        self.opening = len(self.operations)
+
+    def die(self) -> NoReturn:
+        """This life ends here, as if it had been killed: what it leaves is what the trial is about."""
+        note("killed", "by its scenario")
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("killed processes do not go on")
 
     async def reached(self, run_id: str, *statuses: Status) -> None:
         """Wait until the run has one of these statuses, or has ended."""
@@ -97,6 +115,13 @@ class Life(msgspec.Struct):
         return found
 
 
+def prepare() -> None:
+    """In the fork server, once: what every life would do again for itself, which is half of the work of a short one."""
+    importlib.import_module("relight.backends.sqlite")
+    for name in REGISTRY.names():
+        _ = REGISTRY.get(name).fingerprint
+
+
 def live(order: dict[str, Any]) -> None:
     """The child's main."""
     outcome = asyncio.run(_live(order))
@@ -105,16 +130,27 @@ def live(order: dict[str, Any]) -> None:
 
 async def _live(order: dict[str, Any]) -> Outcome:
     directory = Path(order["directory"])
-    inner = SqliteStore(directory / "app.db", clock=SYSTEM_CLOCK)
-    life = Life(order["number"], directory, order["arguments"], inner)
+    settings = order["config"]
+    url = settings.pop("store")
+    config = load_config(url, settings, {})
+    inner = make_store(config, SYSTEM_CLOCK)
     plan = msgspec.convert(order["plan"], CrashPlan)
-    logger.info("life %d, plan %s", life.number, plan)
-    ledger = open_ledger(life.directory / "ledger", life.number)
+    ledger = open_ledger(directory / "ledger", order["number"])
     store = CrashingStore(inner, plan, ledger)
-    ledger.on_effect = store.effect_begun
+    life = Life(order["number"], directory, order["arguments"], inner, store.operations)
+    logger.info("life %d, plan %s", life.number, plan)
+    ledger.on_effect = store.points.effect_begun
     scenario = find(order["scenario"])
-    rl = Relight(store=store, **order["config"])
-    await patiently(rl.open)
+
+    async def opened() -> Relight:
+        leases = make_leases(config, inner, given=False)  # each time: a keeper that failed closes its own
+        if config.leases != "none":
+            leases = CrashingLeases(leases, store.points)
+        rl = Relight(url, store=store, lease_manager=leases, **settings)
+        await rl.open()
+        return rl
+
+    rl = await patiently(opened)
     try:
         if isinstance(scenario, Flow):
             value = await life.end(await life.start(rl, scenario, *life.arguments))
@@ -126,4 +162,10 @@ async def _live(order: dict[str, Any]) -> Outcome:
         except StoreUnavailableError as error:
             logger.info("closing: %s", error)  # everything was durable before: a lost answer here is nobody's loss
     logger.info("life %d ends with %r after %s", life.number, value, store.operations)
-    return Outcome(value=value, unfinished=life.unfinished, operations=store.operations, fired=store.fired)
+    return Outcome(
+        value=value,
+        unfinished=life.unfinished,
+        operations=store.operations,
+        fired=store.fired,
+        opening=life.opening,
+    )
