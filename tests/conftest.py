@@ -1,9 +1,46 @@
-"""For all tests: the number of crash points that were explored stands at the end of the output."""
+"""For all tests: the servers they need, and at the end of the output the number of crash points that were explored.
+
+There is one server of a kind per worker, started when the first test asks for it. It is defined here and nowhere else: a
+fixture that several conftest files import is another one in each of them, and so would be the server.
+"""
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+import pytest
+
+from relight.testing.servers.etcd import EtcdServer, etcd_or_skip
+from relight.testing.servers.postgres import PostgresServer, ServerMissingError
+
+# Processes are killed in tests, not machines: what they have written survives them without a disk.
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    try:
+        server = PostgresServer()
+    except ServerMissingError as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(error))
+    with server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def etcd_server() -> Iterator[EtcdServer]:
+    with (
+        tempfile.TemporaryDirectory(prefix="relight-etcd-", dir=MEMORY) as folder,
+        EtcdServer(Path(folder), etcd_or_skip()) as server,
+    ):
+        yield server
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -1,29 +1,14 @@
-"""The servers that backends are tested against: one of each per session, started when the first test asks for it."""
+"""Stores on the PostgreSQL server that all tests of a worker share: a schema for each test."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 from itertools import count
 from typing import Any
 
 import pytest
 
 _names = count(1)
-
-
-@pytest.fixture(scope="session")
-def postgres_server():
-    from relight.testing.servers.postgres import PostgresServer, ServerMissingError
-
-    try:
-        server = PostgresServer()
-    except ServerMissingError as error:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(str(error))
-    with server:
-        yield server
 
 
 @pytest.fixture

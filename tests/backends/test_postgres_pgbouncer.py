@@ -56,14 +56,33 @@ def _find(folder: Path) -> tuple[Path, dict[str, str]]:
     if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
         pytest.skip("there is no pgbouncer")
     try:
-        for package in PACKAGES:
-            subprocess.run(["apt-get", "download", package], cwd=folder, capture_output=True, check=True, timeout=30)
-        for archive in folder.glob("*.deb"):
-            subprocess.run(["dpkg", "-x", archive, folder / "root"], capture_output=True, check=True, timeout=30)
+        shutil.copytree(_unpacked(), folder / "root")  # to where the user can read it that it runs as
     except (OSError, subprocess.SubprocessError) as error:
         pytest.skip(f"there is no pgbouncer, and Debian's cannot be had: {error}")
     libraries = ":".join(str(path) for path in (folder / "root/usr/lib").glob("*-linux-gnu*"))
     return folder / "root/usr/sbin/pgbouncer", {"LD_LIBRARY_PATH": libraries}
+
+
+def _unpacked() -> Path:
+    """Debian's packages, unpacked without installing them, kept for the next time."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "relight"
+    unpacked = cache / "pgbouncer"
+    if not unpacked.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as name:
+            folder = Path(name)
+            for package in PACKAGES:
+                subprocess.run(
+                    ["apt-get", "download", package], cwd=folder, capture_output=True, check=True, timeout=30
+                )
+            for archive in folder.glob("*.deb"):
+                subprocess.run(["dpkg", "-x", archive, folder / "root"], capture_output=True, check=True, timeout=30)
+            try:
+                (folder / "root").rename(unpacked)
+            except OSError:
+                if not unpacked.exists():  # else another test process was quicker
+                    raise
+    return unpacked
 
 
 @pytest.fixture(scope="module")

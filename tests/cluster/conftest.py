@@ -1,8 +1,7 @@
-"""The stores that a cluster can be on. Servers are started once per session; every test has its own database and prefix."""
+"""The stores that a cluster can be on. Servers are shared; every test has its own database and prefix."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -11,23 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from relight.testing.servers.etcd import EtcdServer, etcd_or_skip
-from tests.backends.conftest import postgres_server  # noqa: F401
 from tests.cluster.arena import Arena
+from tests.conftest import MEMORY
 
 _names = count(1)
-# Processes are killed here, not machines: what they have written survives them without a disk.
-MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 KINDS = ("sqlite", "postgres", "postgres+etcd")
-
-
-@pytest.fixture(scope="session")
-def etcd_server() -> Iterator[EtcdServer]:
-    with (
-        tempfile.TemporaryDirectory(prefix="relight-etcd-", dir=MEMORY) as folder,
-        EtcdServer(Path(folder), etcd_or_skip()) as server,
-    ):
-        yield server
 
 
 @pytest.fixture(params=KINDS)

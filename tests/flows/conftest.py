@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from relight.flow.registry import REGISTRY, Registry
-from tests.backends.conftest import postgres_server  # noqa: F401
 from tests.flows.world import World
 
 

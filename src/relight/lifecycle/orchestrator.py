@@ -99,6 +99,7 @@ class Orchestrator:
             run.log(Token.RUN_RELEASED, f"released by {self.services.owner}: {why}")
 
         await hold.depart(run, why, grace_seconds, write)
+        self._look()  # for ourselves, if the lease was regained before the store had taken this: nobody tells us what we wrote
 
     # ---- the lease
 
@@ -344,6 +345,8 @@ class Orchestrator:
             fresh = [row for row in due if self._may_take(row.id)]
             await take_up(self, fresh, crashed=False)
             if len(due) < limit or not fresh:
+                # What is being taken up for a message just now may hide what is due behind it: look again once it is here.
+                self._look_again |= any(row.id in self.taking for row in due)
                 break
         else:
             self._look_again = True  # no room: whoever leaves makes us look again
@@ -392,6 +395,6 @@ class Orchestrator:
         """Taking these up is over, whether they are in memory now or not."""
         self.taking.difference_update(run_ids)
         self._arrived.set()
-        for run_id in run_ids:
-            if self._mail.not_opened_for(run_id):
-                self._wanted.set()
+        unheard = [run_id for run_id in run_ids if self._mail.not_opened_for(run_id)]
+        if unheard or self._look_again:
+            self._wanted.set()

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import asyncpg
 import msgspec
@@ -40,7 +41,11 @@ class Refused(msgspec.Struct, gc=False):
 
 
 class Committer:
-    """Applies batches. It remembers the keys of roots, which never change, and nothing else."""
+    """Applies batches. It remembers the keys of roots, and nothing else.
+
+    Keys never change, but they are a server's. One that takes over without having got everything may give the same keys to
+    other roots: so a new connection, which may lead to it, costs them all.
+    """
 
     def __init__(self, pool: Pool, sql: dict[str, str], sender: str, clock: Clock) -> None:
         self._pool = pool
@@ -49,6 +54,7 @@ class Committer:
         self._clock = clock
         self._keys: dict[str, int] = {}
         self._spare: list[int] = []  # keys for new runs, the next one last
+        self._made = pool.made  # connections, when these were learned
 
     def learn(self, keys: Iterable[tuple[str, int]]) -> None:
         """The keys of roots that commits will come for."""
@@ -61,31 +67,44 @@ class Committer:
         arguments = simple(commits, self._keys)
         if arguments is not None:
             try:
-                await self._pool.fetch(self._sql["append_batch"], *arguments)
+                if await self._pool.session(partial(self._append, arguments=arguments, made=self._made)):
+                    return [Committed(sequence) for sequence in arguments[2]]
             except asyncpg.PostgresError as error:
                 if error.sqlstate != FENCED:
                     raise
-            else:
-                return [Committed(sequence) for sequence in arguments[2]]
         results: list[CommitResult] = [Committed(commit.after + len(commit.entries)) for commit in commits]
         refused = await self._apply(commits)
         if refused:
             await self._answer(refused, results)
         return results
 
+    async def _append(self, fetch: Fetch, arguments: Sequence[Any], made: int) -> bool:
+        """False if there is a new connection since the keys were taken: they may be another server's."""
+        self._forget_keys()
+        if made != self._made:
+            return False
+        await fetch(self._sql["append_batch"], *arguments)
+        return True
+
+    def _forget_keys(self) -> None:
+        """All of them, if there is a new connection."""
+        if self._made != self._pool.made:
+            self._made = self._pool.made
+            self._keys.clear()
+            self._spare.clear()
+
     async def _apply(self, commits: Sequence[Commit]) -> list[Refused]:
         waves = _waves(commits)
         new: dict[str, int] = {}
-        if len(waves) == 1:
-            refused = await self._wave(self._pool.fetch, waves[0], new)
-        else:
-            refused = await self._pool.transaction(partial(self._waves, waves=waves, new=new))
+        one = self._pool.session if len(waves) == 1 else self._pool.transaction
+        refused = await one(partial(self._waves, waves=waves, new=new))
         self.learn(new.items())
         return refused
 
     async def _waves(
         self, fetch: Fetch, waves: Sequence[Sequence[tuple[int, Commit]]], new: dict[str, int]
     ) -> list[Refused]:
+        self._forget_keys()
         new.clear()
         refused: list[Refused] = []
         for wave in waves:
@@ -95,11 +114,7 @@ class Committer:
     async def _wave(self, fetch: Fetch, wave: Sequence[tuple[int, Commit]], new: dict[str, int]) -> list[Refused]:
         """At most one commit per root. Adds the keys of the roots it creates to `new`."""
         before = set(new)
-        unknown = [
-            c.root_id for _, c in wave if c.create is None and c.root_id not in new and c.root_id not in self._keys
-        ]
-        if unknown:
-            self.learn([(row[0], row[1]) for row in await fetch(self._sql["root_keys"], unknown)])
+        known = await self._root_keys(fetch, wave, new)
         await self._provide_keys(fetch, [commit for _, commit in wave])
         batch = Batch(self._spare.pop, self._clock.now())
         keys: dict[int, tuple[int, Commit]] = {}
@@ -107,13 +122,12 @@ class Committer:
         for place, commit in wave:
             if commit.create is not None:
                 key = batch.create(commit, commit.create)
-            else:
-                known = new.get(commit.root_id) or self._keys.get(commit.root_id)
-                if known is None:
-                    refused.append(Refused(place, commit))
-                    continue
-                key = known
+            elif commit.root_id in known:
+                key = known[commit.root_id]
                 batch.append(commit, key)
+            else:
+                refused.append(Refused(place, commit))
+                continue
             keys[key] = (place, commit)
         ((not_taken,),) = await fetch(self._sql["commit_batch"], *batch.arguments(self._sender))
         for key in not_taken:
@@ -121,6 +135,20 @@ class Committer:
             refused.append(Refused(place, commit, commit.root_id in before))
         new.update({commit.root_id: key for key, (_, commit) in keys.items() if commit.create is not None})
         return refused
+
+    async def _root_keys(
+        self, fetch: Fetch, wave: Sequence[tuple[int, Commit]], new: dict[str, int]
+    ) -> dict[str, int]:
+        """Of roots that are there already. They are this batch's own: another lane's new connection may have all of those
+        that were learned forgotten at any moment, but this batch goes over its own connection, where they hold."""
+        roots = [commit.root_id for _, commit in wave if commit.create is None]
+        known = {root: new.get(root) or self._keys.get(root) for root in roots}
+        unknown = [root for root, key in known.items() if key is None]
+        if unknown:
+            found = [(row[0], row[1]) for row in await fetch(self._sql["root_keys"], unknown)]
+            self.learn(found)
+            known.update(found)
+        return {root: key for root, key in known.items() if key is not None}
 
     async def _provide_keys(self, fetch: Fetch, commits: Sequence[Commit]) -> None:
         """Enough for all new runs of the batch. Nothing may be awaited between this and taking them."""

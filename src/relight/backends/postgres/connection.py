@@ -18,6 +18,8 @@ else:
     Connection = asyncpg.Connection
 
 CONNECT_SECONDS = 10.0
+# For each server at least: whoever cannot wait as long is given the connection the next time.
+SERVER_SECONDS = 1.0
 # So that a network that was cut without a word cannot hang anybody for ever. No statement of ours takes nearly as long.
 COMMAND_SECONDS = 30.0
 
@@ -50,18 +52,31 @@ _PASSING_CLASSES = ("08", "53", "57")
 READ_ONLY = "25006"
 AGAIN = ("40001", "40P01")  # serialization failure, deadlock: the transaction did nothing, and may be given again
 _PASSING = (*AGAIN, READ_ONLY, "40003", "25P03", "55P03", "58000", "58030")  # and timeouts of locks, and disk errors
+NO_WRITES = f"the server takes no writes: it is a standby, or was made read-only [{READ_ONLY}]"
 # The server does not let us in: at the first attempt that is a mistake, later a password that is being changed.
 _REFUSED = ("28000", "28P01", "3D000", "42501")
+
+
+class Server(msgspec.Struct, frozen=True):
+    """One of the addresses that a url names."""
+
+    address: str
+    dsn: str  # for asyncpg
 
 
 class Target(msgspec.Struct, frozen=True):
     """A url, taken apart."""
 
-    dsn: str  # for asyncpg
+    servers: tuple[Server, ...]  # in the order in which they are asked
     name: str  # for people: without the password
     pgbouncer: bool
     settings: dict[str, str]
-    attributes: str | None  # target_session_attrs, if the url leaves it to us
+    attributes: str | None  # target_session_attrs
+
+    @property
+    def primary(self) -> bool:
+        """Whether only a server that takes writes will do."""
+        return self.attributes in ("read-write", "primary")
 
 
 def parse(url: str) -> Target:
@@ -75,46 +90,78 @@ def parse(url: str) -> Target:
     flag = options.pop("pgbouncer", "false").lower()
     if flag not in ("true", "false"):
         raise ConfigError(f"store: pgbouncer={flag} is neither true nor false")
-    hosts = parts.netloc.rpartition("@")[2]
+    user, at, hosts = parts.netloc.rpartition("@")
+    addresses = hosts.split(",")
     settings = {name: value for name, value in SETTINGS.items() if name not in options} | ISOLATION
-    # Of several servers only the primary can take commits, and after a failover it is another one.
-    several = "," in hosts and "target_session_attrs" not in options
+    # Only the primary can take commits, and after a failover another server is the primary, at the same address or the next.
+    # A standby would answer questions, from the past. To PgBouncer every question costs four round trips.
+    wanted = "read-write" if flag == "false" or len(addresses) > 1 else None
+    attributes = options.pop("target_session_attrs", wanted)
+    query = urlencode(options)
     return Target(
-        dsn=urlunsplit(parts._replace(query=urlencode(options))),
+        servers=tuple(
+            Server(address, urlunsplit(parts._replace(netloc=f"{user}{at}{address}", query=query)))
+            for address in addresses
+        ),
         name=f"{parts.scheme}://{hosts}{parts.path}",
         pgbouncer=flag == "true",
         settings={} if flag == "true" else settings,
-        attributes="read-write" if several else None,
+        attributes=attributes,
     )
 
 
 async def connect(target: Target, command_seconds: float = COMMAND_SECONDS) -> Connection:
-    """A new session. Raises ConfigError or StoreUnavailableError, or asyncpg's own error where the server refuses us."""
-    try:
-        connection: Connection = await asyncpg.connect(
-            target.dsn,
-            timeout=min(CONNECT_SECONDS, command_seconds),
-            command_timeout=command_seconds,
-            statement_cache_size=0 if target.pgbouncer else 200,
-            max_cached_statement_lifetime=0,
-            server_settings=target.settings,
-            target_session_attrs=target.attributes,  # type: ignore[arg-type]  # the stubs want an enum; a string is documented
-        )
-    except asyncpg.ClientConfigurationError as error:
-        raise ConfigError(f"store: {target.name}: {error}") from error
-    except Exception as error:
-        if (passing := unavailable(error, target)) is not None:
-            raise passing from error
-        raise
+    """A new session, on the first server that takes us. Raises ConfigError or StoreUnavailableError, or asyncpg's own error
+    where every server refuses us.
+
+    asyncpg could ask several servers itself, but all within one deadline: a machine that is switched off answers nothing, and
+    the next one would never be asked.
+    """
+    seconds = max(min(CONNECT_SECONDS, command_seconds) / len(target.servers), SERVER_SECONDS)
+    failures: list[Exception] = []
+    for server in target.servers:
+        try:
+            return await _connect(target, server, seconds, command_seconds)
+        except asyncpg.ClientConfigurationError as error:
+            raise ConfigError(f"store: {target.name}: {error}") from error
+        except Exception as error:
+            if _passing(error) is None and not refused(error):
+                raise
+            failures.append(error)
+    if all(refused(error) for error in failures):
+        raise failures[0]
+    causes = [_passing(error) or str(error) for error in failures]
+    if len(causes) > 1:
+        causes = [f"{server.address}: {cause}" for server, cause in zip(target.servers, causes, strict=True)]
+    raise unknown("; ".join(causes), target) from failures[-1]
+
+
+async def _connect(target: Target, server: Server, seconds: float, command_seconds: float) -> Connection:
+    connection: Connection = await asyncpg.connect(
+        server.dsn,
+        timeout=seconds,
+        command_timeout=command_seconds,
+        statement_cache_size=0 if target.pgbouncer else 200,
+        max_cached_statement_lifetime=0,
+        server_settings=target.settings,
+        target_session_attrs=target.attributes,  # type: ignore[arg-type]  # the stubs want an enum; a string is documented
+    )
     if not target.pgbouncer:
         try:
             await connection.execute(DURABLE.format(local="false"))
-        except BaseException as error:
+        except BaseException:
             connection.terminate()
-            if (passing := unavailable(error, target)) is not None:
-                raise passing from error
             raise
     return connection
+
+
+def read_only(connection: Connection) -> bool:
+    """Whether the server takes no writes (any more). It says so by itself, with its next answer: nothing is asked here."""
+    settings = connection.get_settings()
+    return "on" in (
+        getattr(settings, "in_hot_standby", "off"),
+        getattr(settings, "default_transaction_read_only", "off"),
+    )
 
 
 class Connector:
@@ -157,6 +204,19 @@ def refused(error: BaseException) -> bool:
 
 def unavailable(error: BaseException, target: Target) -> StoreUnavailableError | None:
     """What may pass, as our error. None: it is something else, a bug most likely, and must be seen as what it is."""
+    cause = _passing(error)
+    return None if cause is None else unknown(cause, target)
+
+
+def unknown(cause: str, target: Target) -> StoreUnavailableError:
+    """For whoever cannot tell what became of an operation."""
+    return StoreUnavailableError(f"{target.name}: {cause}; nothing of this operation is known to be written")
+
+
+def _passing(error: BaseException) -> str | None:
+    """What is the matter, if it may pass."""
+    if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+        return NO_WRITES
     if isinstance(error, asyncpg.PostgresError):
         code = error.sqlstate or ""
         passes = code in _PASSING or code[:2] in _PASSING_CLASSES
@@ -166,8 +226,5 @@ def unavailable(error: BaseException, target: Target) -> StoreUnavailableError |
         closed = isinstance(error, asyncpg.InterfaceError) and "closed" in str(error)
         closed |= isinstance(error, asyncpg.InternalClientError) and "cannot switch to state" in str(error)
         code = type(error).__name__
-        passes = closed or isinstance(error, OSError | TimeoutError | asyncpg.TargetServerAttributeNotMatched)
-    if not passes:
-        return None
-    cause = str(error) or "no answer in time"
-    return StoreUnavailableError(f"{target.name}: {cause} [{code}]; nothing of this operation is known to be written")
+        passes = closed or isinstance(error, OSError | TimeoutError)
+    return f"{str(error) or 'no answer in time'} [{code}]" if passes else None

@@ -50,13 +50,18 @@ class PostgresLeases:
         self._process = ""
         self._ttl_seconds = 0.0
         self._watches: set[asyncio.Event] = set()  # to wake, when the manager is closed
+        self._listeners: set[Listener] = set()
 
     async def open(self, owner: str, process: Process, ttl_seconds: float) -> None:
         self._owner, self._ttl_seconds = owner, ttl_seconds
         self._process = msgspec.json.encode(process).decode()
         await self._asked(prepare(self._target, self._schema, migrate=False))
         # A heartbeat that gets no answer is given up in time for another one.
-        self._pool = Pool(self._target, CONNECTIONS, min(COMMAND_SECONDS, ttl_seconds / 3))
+        self._pool = Pool(self._target, CONNECTIONS, min(COMMAND_SECONDS, ttl_seconds / 3), self._moved)
+
+    def _moved(self) -> None:
+        for listener in self._listeners:
+            listener.renew()
 
     async def close(self) -> None:
         pool, self._pool = self._pool, None
@@ -132,6 +137,7 @@ class PostgresLeases:
         listener = None
         if not self._target.pgbouncer:
             listener = Listener(self._target, f"{self._schema}.sessions", heard, missed=woken.set)
+            self._listeners.add(listener)
         self._watches.add(woken)
         try:
             before, now = await self._look()
@@ -148,6 +154,7 @@ class PostgresLeases:
         finally:
             self._watches.discard(woken)
             if listener is not None:
+                self._listeners.discard(listener)
                 await listener.close()
 
     async def _wait(self, woken: asyncio.Event, sessions: list[Session], now: float) -> None:

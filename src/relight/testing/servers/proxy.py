@@ -5,6 +5,7 @@
         proxy.stall()   # a silent partition: everything stays open, nothing arrives
         proxy.cut()     # connections are reset, new ones are refused
         proxy.heal()    # as if nothing had been
+        proxy.switch("127.0.0.1", other.port)   # the address is another server's from now on
 
 It lives on an event loop in a thread of its own, so that it goes on forwarding while the test's loop is blocked, which is
 what some tests are about.
@@ -81,6 +82,11 @@ class TcpProxy:
     def heal(self) -> None:
         """Forward again. What was held back by a stall arrives late, as it does when TCP sends it again."""
         self._do(self._heal())
+
+    def switch(self, host: str, port: int) -> None:
+        """Lead new connections elsewhere. Open ones stay where they are, as with most balancers; `cut` ends them, and what
+        a floating address does is a cut, a switch and a heal."""
+        self._target = (host, port)
 
     def _do(self, command: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(command, self._loop).result(COMMAND_SECONDS)

@@ -1,0 +1,162 @@
+"""The primary goes and its standby takes over, under an orchestrator that goes on: nothing accepted is lost, nothing committed is
+done again, and news is pushed again."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from relight import Handle, Relight
+from relight.errors import RunNotFoundError, StoreUnavailableError
+from relight.lifecycle.orchestrator import CHECK_SECONDS
+from relight.telemetry import Token
+from relight.testing.cluster import pause, until
+from relight.testing.deeds import audit_deeds, read_book, stale_writes
+from relight.testing.killing import complaints
+from relight.testing.servers.postgres import PostgresServer
+from relight.testing.servers.proxy import TcpProxy
+from relight.testing.servers.replica import Pair, set_option
+from tests.cluster.arena import Arena, flows
+from tests.cluster.test_scenarios import results
+from tests.conftest import MEMORY
+
+STEPS = 30
+
+
+class Site:
+    """A pair of servers, and how they are reached: by both their addresses, or by one that moves."""
+
+    def __init__(self, pair: Pair, proxy: TcpProxy, way: str) -> None:
+        self.pair = pair
+        self.proxy = proxy
+        self.way = way
+        both = pair.create_database()
+        self.store = both if way == "addresses" else f"postgresql://postgres@{proxy.address}/{both.rpartition('/')[2]}"
+
+    def lose_primary(self) -> None:
+        """From now on there is only the standby."""
+        if self.way == "read-only":  # it lives on, and so do the connections to it
+            set_option(self.pair.primary, "default_transaction_read_only", "on")
+        else:
+            self.pair.primary.kill()
+        self.proxy.switch("127.0.0.1", self.pair.standby.port)
+
+
+@pytest.fixture(params=["addresses", "one address", "read-only"])
+def site(request: pytest.FixtureRequest, postgres_server: PostgresServer) -> Iterator[Site]:
+    with Pair(postgres_server) as pair, TcpProxy("127.0.0.1", postgres_server.port) as proxy:
+        yield Site(pair, proxy, request.param)
+
+
+@pytest.fixture
+def arena(site: Site, tmp_path: Path) -> Iterator[Arena]:
+    """What the node has written is found in pytest's folder afterwards."""
+    with tempfile.TemporaryDirectory(prefix="relight-cluster-", dir=MEMORY) as folder:
+        yield Arena("postgres", Path(folder), site.store, "store", site.pair.primary, None)
+        shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+
+
+async def load(rl: Relight, runs: list[Handle]) -> None:
+    """Keep starting runs, as clients do: until each is accepted."""
+    for number in itertools.count():
+        while True:
+            try:
+                runs.append(await rl.start(flows.steps, STEPS, 0.02, id=f"r{number}"))
+                break
+            except StoreUnavailableError:
+                await pause(0.05)
+        await pause(0.02)
+
+
+async def fail_over(arena: Arena, site: Site, rl: Relight, meanwhile: Token) -> list[Handle]:
+    """Under load; the standby is promoted when the orchestrator has noticed this. The runs that were accepted."""
+    runs: list[Handle] = []
+    loading = asyncio.create_task(load(rl, runs))
+    await until(lambda: len(arena.notes("end")) > 200)
+    await asyncio.to_thread(site.lose_primary)
+    await arena.cluster.logs("a", "takes no writes")
+    await arena.cluster.logs("a", f"[{meanwhile}]")
+    await asyncio.to_thread(site.pair.standby.promote)
+    before = len(runs)
+    await until(lambda: len(runs) > before + 5, "new runs to be accepted")
+    loading.cancel()
+    assert await results(runs) == [sum(range(STEPS))] * len(runs)
+    return runs
+
+
+async def news_is_pushed(arena: Arena, site: Site, rl: Relight) -> None:
+    """Each of these runs begins when the orchestrator hears of it, or when it looks by itself, every CHECK_SECONDS."""
+    listening = "select count(*) > 1 from pg_stat_activity where query like 'LISTEN%relight.news%'"  # the client, too
+    await until(lambda: site.pair.standby.sql(listening) == "t", "the orchestrator to listen", within=15)
+    began = time.monotonic()
+    for number in range(4):
+        run = await rl.start(flows.steps, 1, id=f"told-{number}")
+        await until(lambda run=run: arena.notes(run=run.id))
+        await run.result()
+    assert time.monotonic() - began < 2 * CHECK_SECONDS  # by looking alone: more than three times
+
+
+async def test_without_synchronous_replication_it_is_the_standby_that_counts(
+    postgres_server: PostgresServer, tmp_path: Path
+):
+    """Acknowledged commits vanish. What was driven on their footing is fenced and goes on, without a restart, from what is left;
+    steps that had been committed are executed again: no engine could prevent that."""
+    with Pair(postgres_server, synchronous=False) as pair:
+        arena = Arena("postgres", tmp_path, pair.create_database(), "store", postgres_server, None)
+        async with arena.opened(60.0) as (cluster, rl):
+            await cluster.start("a")
+            runs = [await rl.start(flows.steps, 100, 0.02, id=f"r{n}") for n in range(5)]
+            await until(lambda: len(arena.notes("end")) > 50)
+            await asyncio.to_thread(pair.until_level)  # it has all of them, and some of their steps
+            await asyncio.to_thread(pair.standby.stop)
+            gone = await rl.start(flows.steps, 100, 0.02, id="gone")
+            before = len(arena.notes("end"))
+            await until(lambda: len(arena.notes("seen")) > before + 50)
+            await asyncio.to_thread(pair.primary.kill)
+            await asyncio.to_thread(pair.standby.start)
+            await asyncio.to_thread(pair.standby.promote)
+            for run in (*runs, gone):
+                await cluster.logs("a", f"[{Token.RUN_FENCED}] run {run.id}:")
+            assert await results(runs) == [sum(range(100))] * len(runs)
+            with pytest.raises(RunNotFoundError):
+                await gone.describe()
+            assert audit_deeds(read_book(arena.book)).repeated
+            assert not await stale_writes(rl, [await run.describe() for run in runs], read_book(arena.book))
+            assert not complaints(cluster)
+
+
+async def test_an_orchestrator_goes_on_with_the_standby(arena: Arena, site: Site):
+    """Its lease outlives the failover, and so do its runs in memory: not even a step in flight is done again."""
+    async with arena.opened(60.0) as (cluster, rl):
+        process = await cluster.start("a")
+        runs = await fail_over(arena, site, rl, Token.COMMIT_FAILED)
+        await cluster.logs("a", f"[{Token.COMMIT_RECOVERED}]")
+        assert cluster.processes["a"] is process
+        assert process.alive
+        assert f"[{Token.LEASE_LOST}]" not in cluster.log("a")
+        await news_is_pushed(arena, site, rl)
+        assert await arena.verify(rl, runs) == []
+
+
+# By the other ways with `make soak`.
+@pytest.mark.parametrize(
+    "site",
+    ["addresses", *(pytest.param(way, marks=pytest.mark.soak) for way in ("one address", "read-only"))],
+    indirect=True,
+)
+async def test_a_failover_that_outlasts_the_lease(arena: Arena, site: Site):
+    """It lets go of its runs, and takes them up again."""
+    async with arena.opened(2.0) as (cluster, rl):
+        process = await cluster.start("a")
+        runs = await fail_over(arena, site, rl, Token.LEASE_LOST)
+        await cluster.logs("a", f"[{Token.LEASE_REGAINED}]")
+        assert process.alive
+        await news_is_pushed(arena, site, rl)
+        await arena.verify(rl, runs)
