@@ -139,8 +139,13 @@ class Handle:
 
     async def cancel(self, reason: str = "cancelled by request") -> None:
         """Ask for the run's cancellation, and that of everything it started; durable when this returns."""
-        if (await self._relight.row(self.id)).status is not Status.CANCELLED:
+        if await self.status() is Status.CANCELLED:
+            return
+        try:
             await self._tell(MessageKind.CANCEL, payload=msgspec.json.encode(reason), dedup="cancel")
+        except RunStateError:
+            if await self.status() is not Status.CANCELLED:  # else another cancel was faster, since we looked
+                raise
 
     async def pause(self) -> None:
         """Stop after the steps in flight, until resume()."""

@@ -53,7 +53,9 @@ class Metrics:
         self.detection = Histogram("relight_recovery_detection_seconds", "from the lapse of a lease to the claim")
         self.resume = Histogram("relight_recovery_resume_seconds", "from the claim to going on, for one pass")
         self.steps_repeated = Counter("relight_steps_repeated", "steps executed again after a crash")
-        self.fenced = Counter("relight_fenced_writes", "commits with entries that were refused since another owner has the run")
+        self.fenced = Counter(
+            "relight_fenced_writes", "commits with entries that were refused since another owner has the run"
+        )
         self.false_deaths = Counter(
             "relight_false_deaths", "runs of this process that others claimed although it was alive"
         )

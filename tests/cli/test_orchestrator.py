@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import platform
 import re
 import signal
 import sqlite3
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 
@@ -19,6 +22,8 @@ from tests.cli import shop
 from tests.cli.shop import marks, open_gate, orchestrator, relight, until
 
 pytestmark = pytest.mark.timeout(120)
+
+TGKILL = {"x86_64": 234, "aarch64": 131}.get(platform.machine(), 0)
 
 
 @pytest.fixture
@@ -101,6 +106,39 @@ async def test_a_step_in_flight_may_finish_within_the_grace(tmp_path, started):
     assert marks(tmp_path, "gate") == 1
 
 
+@pytest.mark.skipif(sys.platform != "linux" or not TGKILL, reason="a system call of Linux sends signals to threads")
+def test_a_signal_that_another_thread_gets_is_heard_at_once(tmp_path, started):
+    """The system may hand it to any thread, as it does when a stopped process goes on; the main thread sleeps meanwhile."""
+    process = started(tmp_path, "--id", "one")
+    folder = Path(f"/proc/{process.pid}/task")
+    others = [int(thread.name) for thread in folder.iterdir() if int(thread.name) != process.pid]
+    _until_it_has_just_looked(folder / str(process.pid) / "status")
+    told = time.monotonic()
+    assert ctypes.CDLL(None).syscall(ctypes.c_long(TGKILL), process.pid, others[-1], signal.SIGTERM) == 0
+    assert process.wait(timeout=30) == 0
+    assert time.monotonic() - told < 2.5  # the loop wakes by itself every five seconds
+
+
+def _until_it_has_just_looked(status: Path) -> None:
+    """The main thread has been asleep, and woke for a moment: it does so every five seconds."""
+
+    def switches() -> int:
+        line = next(line for line in status.read_text().splitlines() if line.startswith("voluntary"))
+        return int(line.split()[1])
+
+    seen, still_since = switches(), time.monotonic()
+
+    def woken() -> bool:
+        nonlocal seen, still_since
+        now = switches()
+        if now == seen:
+            return False
+        slept, seen, still_since = time.monotonic() - still_since, now, time.monotonic()
+        return slept > 2.0
+
+    until(woken)
+
+
 @pytest.mark.parametrize("how", ["gate", "thread", "block"])
 async def test_a_second_signal_ends_it_at_once_whatever_a_step_does(tmp_path, started, how):
     process = started(tmp_path, "--id", "one", RELIGHT_SHUTDOWN_GRACE="60s")
@@ -128,7 +166,7 @@ async def test_one_that_does_not_manage_to_stop_ends_all_the_same(tmp_path):
         f"main.app(['orchestrator', '--module', '{shop.MODULE}'])"
     )
     with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: ASYNC220 - as in shop.orchestrator
             [sys.executable, "-c", command],
             cwd=tmp_path,
             env=shop.environ(tmp_path, RELIGHT_SHUTDOWN_GRACE="100ms"),

@@ -760,7 +760,7 @@ async def test_a_missing_journal_row_holds_its_run(world: World, caplog: pytest.
         pytest.skip("a list has no gaps")
     damaged = Damaged(world)
     await damaged.crash()
-    world._execute("DELETE FROM journal WHERE sequence = ? AND run = (SELECT key FROM runs WHERE id = ?)", (2, "bad"))
+    world.lose("bad", 2)
     run = await damaged.reopen(r"\b2\b", caplog)
     await run.cancel()
     await world.until_status("cancelled", run)

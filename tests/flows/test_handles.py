@@ -28,6 +28,7 @@ from relight import (
     wait_for,
 )
 from relight.errors import ConfigError, DefinitionError, RunCancelled
+from relight.model.journal import CancelRequested
 from relight.model.run import Message, MessageKind
 from relight.testing.clock import START, FakeClock
 from tests.flows.world import World, until
@@ -448,7 +449,8 @@ async def test_cancelling_twice_and_after_the_end(world: World):
     rl = await world.open()
     run = await rl.start(waiting, id="r")
     await world.until_status("waiting", run)
-    await asyncio.gather(run.cancel("first"), run.cancel("second"))
+    await run.cancel("first")
+    await run.cancel("second")  # perhaps it is cancelled already
     await cancelled(world, "r", "first")
     await run.cancel("third")  # it is cancelled: nothing to do
     await cancelled(world, "r", "first")
@@ -461,6 +463,73 @@ async def test_cancelling_twice_and_after_the_end(world: World):
         with pytest.raises(RunStateError, match=r"'done' is completed"):
             await refused
     assert await done.status() == "completed"
+
+
+async def test_a_second_cancel_during_the_clean_up_changes_nothing(world: World):
+    gate = asyncio.Event()
+
+    @step
+    async def clean() -> None:
+        await gate.wait()
+
+    @flow
+    async def cleaning() -> None:
+        try:
+            await wait_for("never")
+        finally:
+            await clean()
+
+    rl = await world.open()
+    run = await rl.start(cleaning, id="r")
+    await world.until_status("waiting", run)
+    await run.cancel("first")
+    await until(lambda: "clean" in rl.orchestrator.live["r"].inflight)
+    await run.cancel("second")
+    gate.set()
+    await cancelled(world, "r", "first")
+
+
+async def test_of_two_cancels_at_once_one_is_the_reason(world: World):
+    @flow
+    async def waiting() -> None:
+        await wait_for("never")
+
+    rl = await world.open()
+    for n in range(10):
+        run = await rl.start(waiting, id=f"r{n}")
+        await world.until_status("waiting", run)
+        await asyncio.gather(run.cancel("one"), run.cancel("the other"))  # whichever the store had first
+        with pytest.raises(RunCancelledError) as raised:
+            await finish(world, run.id)
+        assert raised.value.reason in ("one", "the other")
+        events = await world.events(run.id)
+        assert sum(isinstance(event, CancelRequested) for event in events) == 1
+        assert (await world.row(run.id)).reason == raised.value.reason
+
+
+async def test_a_cancel_that_finds_the_run_cancelled_by_another_has_nothing_to_do(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    @flow
+    async def waiting() -> None:
+        await wait_for("never")
+
+    rl = await world.open()
+    run = await rl.start(waiting, id="r")
+    await world.until_status("waiting", run)
+    store: Any = rl.services.store
+    post = store.inner.post
+
+    async def late(messages: Any) -> Any:
+        """Whoever asked saw a run that goes on; by the time the store is told, it is cancelled."""
+        monkeypatch.undo()
+        await run.cancel("first")
+        await cancelled(world, "r", "first")
+        return await post(messages)
+
+    monkeypatch.setattr(store.inner, "post", late)
+    await run.cancel("second")
+    await cancelled(world, "r", "first")
 
 
 async def test_a_child_is_told_nothing_but_through_its_root(world: World):
@@ -842,7 +911,8 @@ async def test_a_closed_engine_says_so(tmp_path: Path):
         assert await (await rl.get(run.id)).status() == "completed"
 
 
-async def test_whoever_waits_for_a_result_hears_that_the_engine_closes(world: World):
+@pytest.mark.parametrize("turns", [0, 1000])  # that a look at the store takes: longer than all else that closing does
+async def test_whoever_waits_for_a_result_hears_that_the_engine_closes(world: World, turns: int):
     @flow
     async def waiting() -> None:
         await wait_for("never")
@@ -851,6 +921,7 @@ async def test_whoever_waits_for_a_result_hears_that_the_engine_closes(world: Wo
     run = await rl.start(waiting)
     waiter = asyncio.create_task(run.result())
     await world.until_status("waiting", run)
+    world.slow["get_run"] = turns
     await world.close()
     with pytest.raises(RelightError, match="is waiting, and this Relight is closed"):
         await asyncio.wait_for(waiter, 5)

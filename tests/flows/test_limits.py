@@ -8,9 +8,16 @@ import pytest
 
 from relight import RelightError, flow, foreach, parallel, sleep, spawn, step, wait_for
 from relight.errors import StoreUnavailableError
+from relight.lifecycle import orchestrator
 from tests.flows.world import World, until
 
 MANY = 40
+
+
+@pytest.fixture(autouse=True)
+def no_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is passed over is found in the end, by the poll: here it comes too late."""
+    monkeypatch.setattr(orchestrator, "CHECK_SECONDS", 3600.0)
 
 
 @step
@@ -333,6 +340,64 @@ async def test_a_step_longer_than_the_grace_is_abandoned_and_repeated(world: Wor
     assert await (await rl.get(run.id)).result(timeout="10s") == ["hung", "after"]
     assert slow.entered == ["hang", "hang", "after"]
     assert (await world.state(run.id)).recoveries == 0  # a shutdown is no crash
+
+
+@pytest.mark.parametrize("how", ["taken up", "started"])
+async def test_what_comes_into_memory_while_the_engine_stops_is_let_go_as_well(
+    world: World, monkeypatch: pytest.MonkeyPatch, how: str
+):
+    slow = Slow("async")
+    effects: list[str] = []
+
+    @step
+    async def mark() -> str:
+        effects.append("marked")
+        return "marked"
+
+    @flow
+    async def late() -> str:
+        if how == "taken up":
+            await wait_for("go")
+        return await mark()
+
+    rl = await world.open(shutdown_grace="20s")
+    await rl.start(slow.flow, id="slow")  # what stopping waits for
+    await until(lambda: slow.entered)
+    store: Any = rl.services.store
+    name = "claim" if how == "taken up" else "commit"
+    real, held_up = getattr(store.inner, name), asyncio.Event()
+
+    async def delayed(*args: Any) -> Any:
+        """Begun before the engine stops; answered after it has looked which runs it has to let go."""
+        monkeypatch.undo()
+        held_up.set()
+        await until(lambda: rl.orchestrator.stopping)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        return await real(*args)
+
+    if how == "taken up":
+        run = await rl.start(late, id="late")
+        await world.park(run)
+        monkeypatch.setattr(store.inner, name, delayed)
+        await run.signal("go")
+        starting = None
+    else:
+        monkeypatch.setattr(store.inner, name, delayed)
+        starting = asyncio.create_task(rl.start(late, id="late"))
+    await held_up.wait()
+    closing = asyncio.create_task(world.close())
+    await until(lambda: not rl.orchestrator.has("late") or "late" in rl.orchestrator.live)
+    slow.gate.set()
+    await asyncio.wait_for(closing, 20)
+    if starting is not None:
+        await starting  # it was accepted
+    assert [task for task in asyncio.all_tasks() if task.get_name() == "relight-run"] == []
+    assert effects == []  # nothing begins any more
+    rl = await world.open()
+    assert await (await rl.get("late")).result(timeout="10s") == "marked"
+    assert effects == ["marked"]
+    assert (await world.state("late")).recoveries == 0  # a shutdown is no crash
 
 
 async def test_waiting_runs_are_parked_at_shutdown_and_wake_later(world: World):

@@ -221,8 +221,10 @@ class World:
         return await self.row(run.id)
 
     async def _parked(self, run: Handle) -> bool:
-        if run.id in self.rl.orchestrator.live:
-            self.clock.advance(self.rl.config.park_after_seconds)
+        live = self.rl.orchestrator.live.get(run.id)
+        if live is not None:
+            if live.park_armed:  # else it is leaving, and others would fall due in the time that the store takes
+                self.clock.advance(self.rl.config.park_after_seconds)
             return False
         return (await self.row(run.id)).owner is None
 
@@ -270,12 +272,25 @@ class World:
                 (data, sequence, run_id),
             )
 
+    def lose(self, run_id: str, sequence: int) -> None:
+        """Delete an entry from the middle of a journal. Not in memory: a list has no gaps."""
+        if self.server is not None:
+            self._on_server(f"DELETE FROM {self.schema}.journal WHERE sequence = {sequence} AND ", run_id)
+        else:
+            self._execute(
+                "DELETE FROM journal WHERE sequence = ? AND run = (SELECT key FROM runs WHERE id = ?)",
+                (sequence, run_id),
+            )
+
     def _update(self, table: str, column: str, data: bytes, where: str, run_id: str) -> None:
+        value = f"'\\x{data.hex()}'::bytea"
+        self._on_server(f"UPDATE {self.schema}.{table} SET {column} = {value} WHERE {where}", run_id)
+
+    def _on_server(self, statement: str, run_id: str) -> None:
+        """To exactly one row of a run."""
         assert self.server is not None
         run = f"(SELECT key FROM {self.schema}.runs WHERE id = '{run_id}')"
-        value = f"'\\x{data.hex()}'::bytea"
-        update = f"UPDATE {self.schema}.{table} SET {column} = {value} WHERE {where}run = {run} RETURNING 1"
-        assert self.server.sql(update).strip() == "1"
+        assert self.server.sql(f"{statement}run = {run} RETURNING 1") == "1"
 
     def damage_checkpoint(self, run_id: str, data: bytes = b"{") -> None:
         if self.kind == "memory":

@@ -47,7 +47,10 @@ SENTENCES: list[tuple[Known, str]] = [
     (known(Status.WAITING, ALIVE, owner="a#1"), "and is driven by a#1, which is alive"),
     *((known(Status.PAUSED, hold=hold, reason="because"), ": because.") for hold in Hold),
     (known(Status.PAUSED), "is paused."),
-    (known(Status.PAUSED, owner="a#1"), "was about to go on after a pause, and was driven by a#1, whose session is gone"),
+    (
+        known(Status.PAUSED, owner="a#1"),
+        "was about to go on after a pause, and was driven by a#1, whose session is gone",
+    ),
     (known(Status.COMPLETED), "completed at 1970-01-01 00:16:30 UTC."),
     (
         known(Status.FAILED, error=b'{"type":"m:Oops","message":"no"}'),

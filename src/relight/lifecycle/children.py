@@ -219,7 +219,9 @@ async def _will_tell(run: LiveRun, run_id: str) -> bool:
     row = await run.ask(lambda store: store.get_run(run_id))
     if row is None or row.status.terminal or row.parent_id == run.id:
         return row is not None and not row.status.terminal
-    join = Message(run_id=run_id, kind=MessageKind.JOIN, name=run.id, dedup=f"join:{run.id}", at=run.services.clock.now())
+    join = Message(
+        run_id=run_id, kind=MessageKind.JOIN, name=run.id, dedup=f"join:{run.id}", at=run.services.clock.now()
+    )
     (asked,) = await run.ask(lambda store: store.post([join]))
     run.host.listen()
     return asked is not None  # else it has ended in this moment

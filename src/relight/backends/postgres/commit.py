@@ -136,9 +136,7 @@ class Committer:
         new.update({commit.root_id: key for key, (_, commit) in keys.items() if commit.create is not None})
         return refused
 
-    async def _root_keys(
-        self, fetch: Fetch, wave: Sequence[tuple[int, Commit]], new: dict[str, int]
-    ) -> dict[str, int]:
+    async def _root_keys(self, fetch: Fetch, wave: Sequence[tuple[int, Commit]], new: dict[str, int]) -> dict[str, int]:
         """Of roots that are there already. They are this batch's own: another lane's new connection may have all of those
         that were learned forgotten at any moment, but this batch goes over its own connection, where they hold."""
         roots = [commit.root_id for _, commit in wave if commit.create is None]
