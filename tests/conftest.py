@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from relight.testing.servers.etcd import EtcdServer, etcd_or_skip
+from relight.testing.servers.etcd_cluster import EtcdCluster
 from relight.testing.servers.postgres import PostgresServer, ServerMissingError
 
 # Processes are killed in tests, not machines: what they have written survives them without a disk.
@@ -41,6 +42,22 @@ def etcd_server() -> Iterator[EtcdServer]:
         EtcdServer(Path(folder), etcd_or_skip()) as server,
     ):
         yield server
+
+
+@pytest.fixture(scope="session")
+def etcd_members() -> Iterator[EtcdCluster]:
+    with (
+        tempfile.TemporaryDirectory(prefix="relight-etcds-", dir=MEMORY) as folder,
+        EtcdCluster(Path(folder), etcd_or_skip()) as cluster,
+    ):
+        yield cluster
+
+
+@pytest.fixture
+def etcd_cluster(etcd_members: EtcdCluster) -> Iterator[EtcdCluster]:
+    """Whole at the beginning of every test."""
+    yield etcd_members
+    etcd_members.heal()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

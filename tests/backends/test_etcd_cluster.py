@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator
 from itertools import count
 
 import pytest
@@ -13,10 +12,9 @@ import pytest
 from relight.backends.etcd import EtcdLeases, parse_etcd_url
 from relight.errors import LeasesUnavailableError
 from relight.model.lease import Acquired, Orphaned, Process
-from relight.testing import conformance
-from relight.testing.servers.etcd import EtcdServer, etcd_or_skip
+from relight.testing.servers.etcd import EtcdServer
 from relight.testing.servers.etcd_cluster import EtcdCluster
-from tests.backends.test_etcd_leases import FarOffClock, beating, beats, orphans_of, until
+from tests.backends.test_etcd_leases import EtcdLeaseSuite, beating, beats, orphans_of, until
 
 TTL = 4.0  # an election takes a second here, and every heartbeat in between fails
 LAPSE_SECONDS = 2 * TTL + 8  # a new leader gives every lease its whole ttl again
@@ -27,17 +25,9 @@ PREFIXES = (f"/relight-cluster-{os.getpid()}-{number}/" for number in count())
 pytestmark = pytest.mark.xdist_group("etcd-cluster")
 
 
-@pytest.fixture(scope="module")
-def members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    with EtcdCluster(tmp_path_factory.mktemp("etcd-cluster"), etcd_or_skip()) as cluster:
-        yield cluster
-
-
 @pytest.fixture
-def cluster(members: EtcdCluster) -> Iterator[EtcdCluster]:
-    """Whole at the beginning of every test."""
-    yield members
-    members.heal()
+def cluster(etcd_cluster: EtcdCluster) -> EtcdCluster:
+    return etcd_cluster
 
 
 @pytest.fixture
@@ -88,24 +78,10 @@ def ttl():
     return 2.0
 
 
-@pytest.fixture
-def lapse():
-    async def lapse(leases: EtcdLeases) -> None:
-        async def gone() -> bool:
-            return leases._owner not in {session.owner for session in await leases.list_orchestrators()}
+class TestLeases(EtcdLeaseSuite):
+    """On a cluster."""
 
-        await until(gone, LAPSE_SECONDS)
-
-    return lapse
-
-
-class TestLeases(conformance.LeaseSuite):
-    @pytest.fixture
-    def skewed(self, opened):
-        async def skewed(owner: str, seconds: float) -> EtcdLeases:
-            return await opened(owner, ttl=60.0, clock=FarOffClock(seconds))
-
-        return skewed
+    lapse_seconds = LAPSE_SECONDS
 
 
 # ------------------------------------------------------------------------------------------------ one of three is gone --

@@ -193,24 +193,29 @@ def ttl():
     return TTL
 
 
-@pytest.fixture
-def lapse():
-    async def lapse(leases: EtcdLeases) -> None:
-        async def gone() -> bool:
-            return leases._owner not in {session.owner for session in await leases.list_orchestrators()}
+class EtcdLeaseSuite(conformance.LeaseSuite):
+    lapse_seconds = LAPSE_SECONDS
 
-        await until(gone)
+    @pytest.fixture
+    def lapse(self):
+        async def lapse(leases: EtcdLeases) -> None:
+            async def gone() -> bool:
+                return leases._owner not in {session.owner for session in await leases.list_orchestrators()}
 
-    return lapse
+            await until(gone, self.lapse_seconds)
 
+        return lapse
 
-class TestLeases(conformance.LeaseSuite):
     @pytest.fixture
     def skewed(self, opened):
         async def skewed(owner: str, seconds: float) -> EtcdLeases:
             return await opened(owner, ttl=60.0, clock=FarOffClock(seconds))
 
         return skewed
+
+
+class TestLeases(EtcdLeaseSuite):
+    """On one etcd."""
 
 
 # ------------------------------------------------------------------------------------------ etcd goes and comes back --

@@ -15,7 +15,7 @@ from relight.errors import StoreUnavailableError
 from relight.model.run import Status
 from relight.telemetry import Token
 from relight.testing.cluster import pause, until
-from relight.testing.servers.etcd import EtcdServer, etcd_or_skip
+from relight.testing.servers.etcd import EtcdServer
 from relight.testing.servers.etcd_cluster import EtcdCluster
 from relight.testing.servers.postgres import PostgresServer
 from tests.cluster.arena import Arena, flows, rows
@@ -26,23 +26,12 @@ TTL = 8.0  # an election of a second fits into it, wherever it falls between two
 SHORT_TTL = 2.0  # of those who shall lapse
 
 _names = count(1)
-pytestmark = pytest.mark.xdist_group("etcd-members")  # all share three servers
-
-
-@pytest.fixture(scope="module")
-def all_members() -> Iterator[EtcdCluster]:
-    with (
-        tempfile.TemporaryDirectory(prefix="relight-etcds-", dir=MEMORY) as folder,
-        EtcdCluster(Path(folder), etcd_or_skip()) as cluster,
-    ):
-        yield cluster
+pytestmark = pytest.mark.xdist_group("etcd-cluster")  # all share three servers
 
 
 @pytest.fixture
-def members(all_members: EtcdCluster) -> Iterator[EtcdCluster]:
-    """Whole at the beginning of every test."""
-    yield all_members
-    all_members.heal()
+def members(etcd_cluster: EtcdCluster) -> EtcdCluster:
+    return etcd_cluster
 
 
 @pytest.fixture
