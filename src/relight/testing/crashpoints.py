@@ -45,7 +45,7 @@ import msgspec
 
 from relight.clock import SYSTEM_CLOCK
 from relight.flow.definitions import Flow
-from relight.testing.crashing_store import CrashingStore, CrashPlan, Mode, patiently
+from relight.testing.crashing_store import READS, CrashingStore, CrashPlan, Mode, patiently
 from relight.testing.forkserver import ForkServer, Order, tail
 from relight.testing.ledger import Ledger, Line
 from relight.testing.trials import Check, Outcome, Report, Trial, judge
@@ -172,6 +172,9 @@ class Explorer:
             total = 0 if before else self._total(mode)
             # How many operations there are depends a little on timing: what ends the search is a plan that is not reached.
             for operation in itertools.count(1 + self.baseline.opening, step):
+                if mode in ("after", "raise") and not before and self._only_reads(operation):
+                    report.passed_over += 1
+                    continue
                 trial = self.endure([*before, CrashPlan(mode, operation)])
                 if not trial.fired:
                     if operation > total:
@@ -180,6 +183,12 @@ class Explorer:
                 report.add(trial)
         report.seconds = SYSTEM_CLOCK.monotonic() - begun
         return report
+
+    def _only_reads(self, operation: int) -> bool:
+        """A death after reading leaves what a death before it leaves, and an answer that is lost is a refusal: these modes
+        have nothing to try. One to either side is looked at as well, because numbers depend a little on timing."""
+        around = self.baseline.operations[max(operation - 2, 0) : operation + 1]
+        return len(around) == 3 and READS.issuperset(around)
 
     def _total(self, mode: Mode) -> int:
         if mode == "during":

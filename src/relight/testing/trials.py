@@ -77,6 +77,7 @@ class Report(msgspec.Struct, kw_only=True):
 
     scenario: str
     points: int = 0  # crash points that were reached
+    passed_over: int = 0  # at which another mode tries the same
     kills: int = 0
     lives: int = 0  # processes
     lost: int = 0
