@@ -18,12 +18,15 @@ from relight.ports.store import Commit, CommitResult, Committed, Store
 from relight.testing.ledger import Ledger, Line
 
 T = TypeVar("T")
-# Operations that change nothing.
-READS = frozenset(
-    "get_run get_runs list_runs owners now due next_due held inbox messages_after read_log item_results get_blob read read_from "
-    "latest_sequence get_checkpoint list_active_roots leases.get_lease leases.list_orchestrators".split()
-)
 Mode = Literal["before", "after", "raise", "refuse", "during", "stall", "count"]
+
+
+# Operations that change nothing: a death after one of them leaves what a death before it leaves.
+READS = frozenset({
+    "get_run", "get_runs", "list_runs", "item_results", "owners", "now", "due", "next_due", "held", "inbox", "messages_after",
+    "read_log", "get_blob", "read", "read_from", "latest_sequence", "get_checkpoint", "list_active_roots",
+    "leases.get_lease", "leases.list_orchestrators",
+})  # fmt: skip
 
 
 class CrashPlan(msgspec.Struct, frozen=True):
