@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 from uuid import UUID, uuid4
 
@@ -77,10 +77,15 @@ class SystemClock:
         return asyncio.get_running_loop().call_later(seconds, callback)
 
 
+# How often a server is asked for its time, and how long an answer may take that is good enough.
+MAX_QUESTIONS = 5
+SHORT_SECONDS = 0.005
+
+
 class StoreClock:
     """A clock whose `now` follows the database server's, where several machines compare what they stored.
 
-    `offset` is how far the server is ahead of this machine; whoever has just asked the server sets it.
+    `offset` is how far the server is ahead of this machine.
     """
 
     __slots__ = ("_base", "offset")
@@ -98,13 +103,24 @@ class StoreClock:
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
         return self._base.call_later(seconds, callback)
 
-    def set(self, server_now: float, asked_at: float) -> None:
-        """The server said `server_now` when this machine's own clock was between `asked_at` and now."""
-        self.offset = server_now - (asked_at + self._base.now()) / 2
+    async def follow(self, ask: Callable[[], Awaitable[float | None]]) -> bool:
+        """Set it by the server's answer; False if there is no server's clock.
 
-    def base_now(self) -> float:
-        """This machine's own time."""
-        return self._base.now()
+        The answer was given somewhere between asking and hearing it, so half of that time is what it may be wrong. A way that
+        was long (a connection had to be made first) is gone again, and the shortest counts.
+        """
+        shortest = float("inf")
+        for _ in range(MAX_QUESTIONS):
+            asked_at = self._base.now()
+            server_now = await ask()
+            if server_now is None:
+                return False
+            took = self._base.now() - asked_at
+            if took < shortest:
+                shortest, self.offset = took, server_now - (asked_at + took / 2)
+            if took <= SHORT_SECONDS:
+                break
+        return True
 
 
 @contextlib.asynccontextmanager

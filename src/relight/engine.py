@@ -198,12 +198,7 @@ class Relight:
 
     async def _clock_of(self, store: Store, clock: StoreClock) -> Clock:
         """Where a server's clock decides, ours follows it."""
-        asked_at = self._clock.now()
-        server_now = await store.now()
-        if server_now is None:
-            return self._clock
-        clock.set(server_now, asked_at)
-        return clock
+        return clock if await clock.follow(store.now) else self._clock
 
     async def close(self) -> None:
         """Let steps in flight finish, within shutdown_grace; take every run out of memory, for others to take up at once;
@@ -366,7 +361,4 @@ async def _follow(store: Store, clock: StoreClock) -> None:
             async with asyncio.timeout(CLOCK_SECONDS):
                 await never.wait()
         with contextlib.suppress(StoreUnavailableError):  # then the last offset serves on
-            asked_at = clock.base_now()
-            server_now = await store.now()
-            if server_now is not None:
-                clock.set(server_now, asked_at)
+            await clock.follow(store.now)

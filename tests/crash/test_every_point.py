@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import pytest
 
+from relight.testing.crashing_store import Mode
 from tests.crash.catalogue import SHAPES
 from tests.crash.conftest import Explorers, Verify
+
+KILLS_AND_LOSSES: tuple[Mode, ...] = ("before", "after", "raise", "during")
 
 
 @pytest.mark.timeout(600)  # a matrix of processes, however busy the machine is
@@ -23,8 +26,17 @@ def test_every_crash_point(name: str, explorers: Explorers, verify: Verify) -> N
         explorer._baseline = None  # on a busy machine what it waits for may come before it is parked: once more
     if shape.parks:
         assert explorer.baseline.comebacks, "it was never parked: what this shape is about did not happen"
-    report = explorer.explore()
-    assert report.points + report.passed_over >= 3 * len(explorer.baseline.operations), (
-        "many operations were not reached"
-    )
+    # Every other refusal: they are many, kill nobody, and the rest of them is tried by `make soak`.
+    report = explorer.explore(KILLS_AND_LOSSES).plus(explorer.explore(("refuse",), step=2))
+    reached = report.points + report.passed_over
+    assert reached >= 2.5 * len(explorer.baseline.operations), "many operations were not reached"
     verify(report)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_refusal(name: str, explorers: Explorers, verify: Verify) -> None:
+    shape = SHAPES[name]
+    explorer = explorers(shape.scenario, config=shape.config, check=shape.check)
+    verify(explorer.explore(("refuse",)))

@@ -10,7 +10,8 @@ from uuid import UUID
 
 import pytest
 
-from relight.clock import Clock, Entropy, SystemClock, SystemEntropy, block
+from relight.clock import Clock, Entropy, StoreClock, SystemClock, SystemEntropy, block
+from relight.testing.clock import FakeClock
 
 
 def test_now_is_unix_time_and_monotonic_is_not():
@@ -91,3 +92,30 @@ def test_a_forked_child_does_not_repeat_its_parents_ids():
     ours = [entropy.run_id(), str(entropy.uuid()), str(entropy.random())]
     assert len(theirs) == 3
     assert not set(theirs) & set(ours)
+
+
+async def test_a_server_s_clock_is_set_by_the_answer_with_the_shortest_way():
+    """The first question has to wait for a connection, which would make the clock wrong by half of that."""
+    base = FakeClock()
+    clock = StoreClock(base)
+    ways = iter([(0.0, 4.0), (0.02, 0.02), (0.001, 0.001), (9.0, 9.0)])  # there, and back
+
+    async def ask() -> float:
+        there, back = next(ways)
+        base.advance(there)
+        now = base.now() + 100.0
+        base.advance(back)
+        return now
+
+    assert await clock.follow(ask)
+    assert clock.now() == pytest.approx(base.now() + 100.0, abs=1e-6)
+    assert next(ways) == (9.0, 9.0), "the third answer was good enough"
+
+
+async def test_a_store_without_a_server_has_no_clock_to_follow():
+    async def ask() -> None:
+        return None
+
+    clock = StoreClock(FakeClock())
+    assert not await clock.follow(ask)
+    assert clock.offset == 0.0
