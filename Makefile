@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 # Test processes, for two cores: many tests wait for a lease to lapse or a process to end, and others can run meanwhile.
-JOBS   ?= 3
+JOBS   ?= 4
 ARGS   ?=
 
 BIN    := $(VENV)/bin
@@ -25,7 +25,7 @@ help: ## Show this list
 demo: $(CORE) ## Kill a running flow and watch it come back
 	$(BIN)/relight demo $(ARGS)
 
-test: $(DEV) ## Run the tests in JOBS (3) processes; ARGS="-k name" narrows
+test: $(DEV) ## Run the tests in JOBS (4) processes; ARGS="-k name" narrows
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
 check: format-check lint types layers test ## All that CI checks: format, lint, strict types, import layers, tests

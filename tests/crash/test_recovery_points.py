@@ -93,7 +93,7 @@ def explored(explorer: Explorer, steps: Mapping[Mode, int]) -> Report:
         one = explorer.explore((mode,), step=step)
         wanted = (len(explorer.baseline.operations) - explorer.baseline.opening) // step
         # On a busy machine the baseline asks more often than a trial: it takes longer, and some questions come with time.
-        assert one.points + one.passed_over >= wanted * 2 / 3, "not reached"
+        assert one.points + one.passed_over >= wanted * 2 / 3 - 2, "not reached"
         whole = whole.plus(one)
     return whole
 
