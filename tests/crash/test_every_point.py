@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from relight.testing.crashing_store import Mode
 from tests.crash.catalogue import SHAPES
 from tests.crash.conftest import Explorers, Verify
-
-KILLS_AND_LOSSES: tuple[Mode, ...] = ("before", "after", "raise", "during")
 
 
 @pytest.mark.timeout(600)  # a matrix of processes, however busy the machine is
@@ -26,17 +23,18 @@ def test_every_crash_point(name: str, explorers: Explorers, verify: Verify) -> N
         explorer._baseline = None  # on a busy machine what it waits for may come before it is parked: once more
     if shape.parks:
         assert explorer.baseline.comebacks, "it was never parked: what this shape is about did not happen"
-    # Every other refusal: they are many, kill nobody, and the rest of them is tried by `make soak`.
-    report = explorer.explore(KILLS_AND_LOSSES).plus(explorer.explore(("refuse",), step=2))
+    # What a death before an operation leaves, a death after the last write has left, mostly; refusals kill nobody: so of these
+    # some are tried here, and all of them by `make soak`.
+    report = explorer.explore(("after", "during"))
+    report = report.plus(explorer.explore(("before", "raise"), step=2)).plus(explorer.explore(("refuse",), step=4))
     reached = report.points + report.passed_over
-    assert reached >= 2.5 * len(explorer.baseline.operations), "many operations were not reached"
+    assert reached >= 1.5 * len(explorer.baseline.operations), "many operations were not reached"
     verify(report)
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", SHAPES)
-def test_every_refusal(name: str, explorers: Explorers, verify: Verify) -> None:
+def test_every_crash_point_without_exception(name: str, explorers: Explorers, verify: Verify) -> None:
     shape = SHAPES[name]
-    explorer = explorers(shape.scenario, config=shape.config, check=shape.check)
-    verify(explorer.explore(("refuse",)))
+    verify(explorers(shape.scenario, config=shape.config, check=shape.check).explore())
