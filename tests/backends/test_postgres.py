@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Any
 
-from relight.model.run import Hold, Message, MessageKind, News, Status
+from relight.backends.postgres import pool
+from relight.model.run import Hold, LogLine, Message, MessageKind, News, Run, Status
 from relight.ports.store import Committed, Exists, Fenced
 from relight.testing.conformance.build import (
     START,
@@ -52,6 +56,29 @@ async def test_batches_of_several_stores_on_the_same_roots_never_deadlock(open_p
     assert sum(won) == sum(len(set(journal[1:])) for journal in journals)
     await pause(0.05)
     assert await postgres_admin.fetchval(deadlocks) == before
+
+
+async def test_commits_that_tell_end_park_and_log_never_deadlock(open_postgres, monkeypatch):
+    """They need the inbox's lock, alone or shared, and the log's: all in one order."""
+    monkeypatch.setattr(pool, "ATTEMPTS", 1)  # a deadlock would be tried again, and only cost a second
+    stores = [await open_postgres() for _ in range(3)]
+    await created(stores[0], new_run("listener"))
+    told = Message(run_id="listener", kind=MessageKind.SIGNAL, name="go", at=START)
+    kinds: list[Callable[[Run], dict[str, Any]]] = [
+        lambda run: {"messages": [told]},
+        lambda run: {"changes": [changing(run, Status.FAILED)]},
+        lambda run: {"changes": [changing(run, Status.WAITING, heard=0)]},
+    ]
+
+    async def write(store, name, parts):
+        for n in range(30):
+            run = new_run(f"{name}-{n}")
+            await created(store, run)
+            line = LogLine(run_id=run.id, at=START, text="seen")
+            assert await commit_one(store, appending(run, 1, b"2", log=[line], **parts(run))) == Committed(2)
+
+    writers = itertools.product(enumerate(stores), enumerate(kinds), range(2))
+    await asyncio.gather(*(write(store, f"{a}{b}{c}", parts) for (a, store), (b, parts), c in writers))
 
 
 async def test_nothing_is_written_under_the_old_epoch_once_a_claim_has_returned(open_postgres):

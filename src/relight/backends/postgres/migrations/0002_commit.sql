@@ -14,7 +14,8 @@
 -- Plans: a few rows that come in arrays drive lookups by index, always. Left alone, the planner would find that reading a whole
 -- table is cheaper, on the first day when the table is small, and keep that plan on the second. Hence the settings of each function.
 --
--- Deadlocks: new ids first, then heads in the order of their keys, then the rest, the inbox lock last. Where that does not
+-- Deadlocks: new ids first, then heads in the order of their keys, then the inbox lock, at once as strong as it will be needed
+-- (two that share it and both want it alone wait for each other), then the rest, the log's lock last. Where that does not
 -- suffice (a spawned run's id that another process is creating at this moment), PostgreSQL ends one of the two
 -- transactions, and the store gives it again.
 
@@ -28,6 +29,12 @@ BEGIN
     ELSE
         PERFORM pg_advisory_xact_lock_shared(1382370420, 'relight.inbox'::regclass::oid::integer);
     END IF;
+END $$;
+
+-- Whether somebody waits for the end of one of these roots.
+CREATE FUNCTION relight.joined(p_runs bigint[]) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM relight.inbox WHERE run = ANY (p_runs) AND NOT consumed AND kind = 'join');
 END $$;
 
 -- Wakes other processes; a bit per flag of relight.model.run.News. The sender is told apart by its token.
@@ -127,13 +134,15 @@ BEGIN
     IF cardinality(p_runs) > 0 THEN
         PERFORM relight.add_runs(p_runs, p_spawned);
     END IF;
-    IF cardinality(p_messages) + cardinality(p_cancels) > 0 THEN
-        PERFORM relight.lock_inbox(true); -- before anything below shares it: two that share it would wait for each other
+    v_over := ARRAY(SELECT c.root FROM unnest(p_changes) AS c
+        WHERE c.run_id = c.root_id AND c.status IN ('completed', 'failed', 'cancelled'));
+    IF cardinality(p_messages) + cardinality(p_cancels) > 0 OR relight.joined(v_over) THEN
+        PERFORM relight.lock_inbox(true);
+    ELSIF cardinality(v_over) > 0 OR EXISTS (SELECT FROM unnest(p_changes) AS c WHERE c.heard IS NOT NULL) THEN
+        PERFORM relight.lock_inbox(false);
     END IF;
     IF cardinality(p_changes) > 0 THEN
         v_news := v_news | relight.change_runs(p_changes, p_now);
-        v_over := ARRAY(SELECT c.root FROM unnest(p_changes) AS c
-            WHERE c.run_id = c.root_id AND c.status IN ('completed', 'failed', 'cancelled'));
     END IF;
     IF cardinality(p_blobs) > 0 THEN
         INSERT INTO relight.blobs (digest, data)

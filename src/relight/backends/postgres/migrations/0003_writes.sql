@@ -103,9 +103,9 @@ CREATE FUNCTION relight.end_runs(p_runs bigint[], p_now double precision) RETURN
 DECLARE
     v_told integer := 0;
 BEGIN
-    PERFORM relight.lock_inbox(false);
-    IF EXISTS (SELECT FROM relight.inbox WHERE run = ANY (p_runs) AND kind = 'join') THEN
-        PERFORM relight.lock_inbox(true);
+    PERFORM relight.lock_inbox(relight.joined(p_runs));
+    IF relight.joined(p_runs) THEN
+        PERFORM relight.lock_inbox(true); -- one that came while we waited for the lock finds it shared
         INSERT INTO relight.inbox (run, kind, name, payload, payload_blob, dedup, at)
         SELECT h.run, 'ended', over.id, 'null', '', 'ended:' || over.id, p_now
         FROM relight.inbox AS i JOIN relight.runs AS over ON over.key = i.run
