@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from relight import RelightError, flow, foreach, parallel, sleep, spawn, step, wait_for
+from relight import RelightError, Retry, flow, foreach, parallel, sleep, spawn, step, wait_for
 from relight.errors import StoreUnavailableError
-from relight.lifecycle import orchestrator
+from relight.lifecycle import hold, orchestrator
 from tests.flows.world import World, until
 
 MANY = 40
@@ -340,6 +340,56 @@ async def test_a_step_longer_than_the_grace_is_abandoned_and_repeated(world: Wor
     assert await (await rl.get(run.id)).result(timeout="10s") == ["hung", "after"]
     assert slow.entered == ["hang", "hang", "after"]
     assert (await world.state(run.id)).recoveries == 0  # a shutdown is no crash
+
+
+@pytest.mark.parametrize("retry", [None, Retry(attempts=2)], ids=["plain", "retried"])
+async def test_a_step_that_fails_at_shutdown_does_not_use_up_the_grace(world: World, retry: Retry | None):
+    gate = asyncio.Event()
+    calls: list[str] = []
+
+    @step(retry=retry)
+    async def failing() -> str:
+        calls.append("failing")
+        await gate.wait()
+        if len(calls) == 1:
+            raise ValueError("at a bad time")
+        return "done"
+
+    @flow
+    async def careful() -> str:
+        try:
+            return await failing()
+        except ValueError as error:
+            return str(error)
+
+    rl = await world.open(shutdown_grace="1h")
+    run = await rl.start(careful)
+    await until(lambda: calls)
+    closing = asyncio.create_task(world.close())
+    await until(lambda: rl.orchestrator.stopping)
+    gate.set()
+    await asyncio.wait_for(closing, 20)
+    rl = await world.open(shutdown_grace="1h")
+    assert await (await rl.get(run.id)).result(timeout="10s") == ("done" if retry else "at a bad time")
+
+
+@pytest.mark.parametrize("kind", ["async", "sync", "sync-flow"])
+async def test_a_run_that_is_fenced_makes_room_as_soon_as_no_step_is_under_way(
+    world: World, kind: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(hold, "PARK_GRACE_SECONDS", 3600.0)
+    slow = Slow(kind)
+    rl = await world.open()
+    run = await rl.start(slow.flow)
+    await until(lambda: slow.entered)
+    row = await rl.row(run.id)
+    assert await rl.services.store.claim({run.id: row.epoch}, "another")
+    live = rl.orchestrator.live[run.id]
+    live.writer.ask()
+    await until(lambda: live.writer.fenced)
+    slow.gate.set()
+    await until(lambda: run.id not in rl.orchestrator.live)
+    assert slow.entered == ["hang"]
 
 
 @pytest.mark.parametrize("how", ["taken up", "started"])

@@ -142,8 +142,6 @@ async def hold_back(run: LiveRun) -> NoReturn:
     """An operation has ended or would begin, but the run leaves memory (or is not ours any more): its code goes no further."""
     if run.writer.lost:
         raise run.adrift()
-    if run.calm is not None and not run.inflight and not run.calm.done():
-        run.calm.set_result(None)
     if run.departing and not run.unwinding:
         ended: asyncio.Future[None] = run.services.loop.create_future()
         run.held_back.append(ended)

@@ -359,6 +359,12 @@ class LiveRun:
         """The newest message that was delivered to this object: with a newer one in its inbox, the run is due at once."""
         return max(self.heard, default=0)
 
+    def body_ended(self, key: str) -> None:
+        """A step's body is no longer under way. What came of it is recorded before whoever waits for the last one goes on."""
+        del self.inflight[key]
+        if self.calm is not None and not self.inflight and not self.calm.done():
+            self.calm.set_result(None)
+
     def main_ended(self) -> bool:
         """Whether the flow has reached its end, durably."""
         return self.ended

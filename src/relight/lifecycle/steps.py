@@ -60,14 +60,15 @@ async def perform(
             token = CURRENT.set(info)
             run.inflight[key] = scope
             try:
-                result = await step.fn(*args, **kwargs)
+                try:
+                    result = await step.fn(*args, **kwargs)
+                finally:
+                    CURRENT.reset(token)
+                    run.body_ended(key)
                 data, value = step.result.seal(result, run.services.config.payload.max_bytes)
             except Exception as error:
                 await _failed(run, scope, step, key, digest, 1, error)
                 raise
-            finally:
-                del run.inflight[key]
-                CURRENT.reset(token)
             output, blob = run.payload(data)
             run.record(StepCompleted(key, output, blob, step.fingerprint, digest, 1))
         if run.status is not Status.RUNNING:
@@ -200,7 +201,7 @@ async def _call(
         finally:
             CURRENT.reset(token)
     finally:
-        del run.inflight[info.step]
+        run.body_ended(info.step)
 
 
 class _LapsedError(Exception):
