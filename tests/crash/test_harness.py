@@ -88,6 +88,16 @@ async def test_operations_are_numbered_from_one() -> None:
     assert store.operations == ["open", "put_blob", "put_blob", "get_blob"]
 
 
+async def test_operations_are_numbered_from_where_it_begins() -> None:
+    store = CrashingStore(MemoryStore(clock=SYSTEM_CLOCK), CrashPlan.parse("refuse:1"), later=True)
+    await store.open()
+    await store.put_blob(b"x")
+    store.points.begin()
+    with pytest.raises(StoreUnavailableError, match="refuse:1"):
+        await store.put_blob(b"x")
+    assert store.operations == ["put_blob"]
+
+
 async def test_a_raise_commits_and_a_refusal_does_not() -> None:
     inner = MemoryStore(clock=SYSTEM_CLOCK)
     for plan, there in (("raise:1", b"raise:1"), ("refuse:1", None)):

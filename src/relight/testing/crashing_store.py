@@ -46,20 +46,30 @@ class CrashPlan(msgspec.Struct, frozen=True):
 
 
 class CrashPoints:
-    """Numbers operations, of a store and of a lease manager alike, each on its own thread, and crashes at the planned one."""
+    """Numbers operations, of a store and of a lease manager alike, each on its own thread, and crashes at the planned one.
 
-    def __init__(self, plan: CrashPlan, ledger: Ledger | None = None) -> None:
+    With `later`, only those after `begin` have numbers."""
+
+    def __init__(self, plan: CrashPlan, ledger: Ledger | None = None, *, later: bool = False) -> None:
         self.plan = plan
         self.ledger = ledger
         self.operations: list[str] = []  # their names, in the order of their numbers
         self.fired = False  # a planned raise, refusal or stall has happened
+        self._begun = not later
         self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """The next operation is the first."""
+        with self._lock:
+            self.operations.clear()
+            self._begun = True
 
     def arrive(self, name: str, unavailable: type[StoreUnavailableError] = StoreUnavailableError) -> Mode | None:
         """The next operation is about to begin. What is planned with it, unless that happens here."""
         with self._lock:
             self.operations.append(name)
-            mode = self.plan.mode if self.plan.operation == len(self.operations) else None
+            planned = self._begun and self.plan.operation == len(self.operations)
+            mode = self.plan.mode if planned else None
         if mode == "before":
             self.die(name)
         if mode == "refuse":
@@ -92,10 +102,10 @@ class CrashingStore:
     """A Store that numbers the operations on another one and crashes at the planned one. Give it to `Relight(store=...)`,
     with a `CrashingLeases` on the same `points` if the lease manager's operations shall be numbered with them."""
 
-    def __init__(self, inner: Store, plan: CrashPlan, ledger: Ledger | None = None) -> None:
+    def __init__(self, inner: Store, plan: CrashPlan, ledger: Ledger | None = None, *, later: bool = False) -> None:
         self._inner = inner
         self.lanes = inner.lanes
-        self.points = CrashPoints(plan, ledger)
+        self.points = CrashPoints(plan, ledger, later=later)
         self._ledger = ledger
         self._running = 0  # operations under way
         self._quiet = asyncio.Event()

@@ -66,6 +66,7 @@ __all__ = [
 
 MODES: tuple[Mode, ...] = ("before", "after", "raise", "refuse", "during")  # what `explore` tries
 KILLS = ("before", "after", "during")
+ON_ARRIVAL = ("before", "refuse")  # certain to happen, unlike what happens after an operation: that may fail by itself
 POLL_SECONDS = 0.002
 MAX_LIVES = 50  # of one trial: a scenario that does not end in so many processes never will
 
@@ -171,7 +172,7 @@ class Explorer:
         for mode in modes:
             total = 0 if before else self._total(mode)
             # How many operations there are depends a little on timing: what ends the search is a plan that is not reached.
-            for operation in itertools.count(1 + self.baseline.opening, step):
+            for operation in itertools.count(1, step):
                 if mode in ("after", "raise") and not before and self._only_reads(operation):
                     report.passed_over += 1
                     continue
@@ -273,7 +274,7 @@ class Explorer:
             if ended is None:
                 return
             if life == first:
-                trial.operations, trial.opening = ended.operations, ended.opening
+                trial.operations, trial.opened = ended.operations, ended.opened
             if witnessed:
                 if life - first + 1 == len(trial.plans):
                     return
@@ -285,6 +286,7 @@ class Explorer:
     def _live(self, trial: Trial, number: int, plan: CrashPlan, server: ForkServer | None = None) -> Outcome | None:
         """One process. None: it ended in a way that no plan explains."""
         found = trial.directory / f"outcome-{number}"
+        later = number == 1 + self._prepares and self._baseline is not None and self._baseline.opened
         argument = {
             "scenario": self.scenario,
             "arguments": self._arguments,
@@ -292,6 +294,7 @@ class Explorer:
             "directory": str(trial.directory),
             "number": number,
             "plan": plan,
+            "later": later,
             "outcome": str(found),
         }
         trial.lives += 1
@@ -311,6 +314,8 @@ class Explorer:
         outcome = msgspec.json.decode(found.read_bytes(), type=Outcome)
         if planned:
             trial.fired = outcome.fired
+            if plan.mode in ON_ARRIVAL and not outcome.fired and plan.operation <= len(outcome.operations):
+                trial.problems.append(f"it came past {plan}, and nothing happened")
         return outcome
 
     def _settings(self, number: int) -> dict[str, Any]:

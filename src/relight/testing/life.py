@@ -24,7 +24,7 @@ from relight.model.run import Status
 from relight.parts import make_leases, make_store
 from relight.ports.store import Store
 from relight.testing.crashing_leases import CrashingLeases
-from relight.testing.crashing_store import CrashingStore, CrashPlan, patiently
+from relight.testing.crashing_store import CrashingStore, CrashPlan, CrashPoints, patiently
 from relight.testing.forkserver import find
 from relight.testing.ledger import Line, note, open_ledger, read_ledger
 from relight.testing.trials import Outcome
@@ -42,9 +42,9 @@ class Life(msgspec.Struct):
     directory: Path  # the same in every life of a trial
     arguments: list[Any]
     store: Store  # the real one: looking at it is not counted and never crashes
-    operations: list[str]  # those so far
+    points: CrashPoints  # those of this process
     unfinished: bool = False  # set by `again`
-    opening: int = 0  # set by `begins`
+    opened: bool = False  # set by `begins`
 
     def facts(self, what: str, label: str = "") -> list[Line]:
         """What is in the ledger so far, of all lives."""
@@ -58,8 +58,10 @@ class Life(msgspec.Struct):
         self.unfinished = True
 
     def begins(self) -> None:
-        """What this life is about begins here: operations before this one are no crash points of an exploration."""
-        self.opening = len(self.operations)
+        """What this life is about begins here: operations are numbered from the next one on. How many it takes to come here
+        depends on timing, and none of them is a crash point."""
+        self.opened = True
+        self.points.begin()
 
     def die(self) -> NoReturn:
         """This life ends here, as if it had been killed: what it leaves is what the trial is about."""
@@ -136,8 +138,8 @@ async def _live(order: dict[str, Any]) -> Outcome:
     inner = make_store(config, SYSTEM_CLOCK)
     plan = msgspec.convert(order["plan"], CrashPlan)
     ledger = open_ledger(directory / "ledger", order["number"])
-    store = CrashingStore(inner, plan, ledger)
-    life = Life(order["number"], directory, order["arguments"], inner, store.operations)
+    store = CrashingStore(inner, plan, ledger, later=order["later"])
+    life = Life(order["number"], directory, order["arguments"], inner, store.points)
     logger.info("life %d, plan %s", life.number, plan)
     ledger.on_effect = store.points.effect_begun
     scenario = find(order["scenario"])
@@ -167,5 +169,5 @@ async def _live(order: dict[str, Any]) -> Outcome:
         unfinished=life.unfinished,
         operations=store.operations,
         fired=store.fired,
-        opening=life.opening,
+        opened=life.opened,
     )
