@@ -21,7 +21,7 @@ from relight.errors import (
 from relight.flow.payloads import ValueCodec, rebuild_error
 from relight.flow.registry import REGISTRY
 from relight.model.journal import ErrorRecord
-from relight.model.run import Hold, Message, MessageKind, Run, Status
+from relight.model.run import ENDS_PAUSE, Hold, Message, MessageKind, Run, Status
 
 if TYPE_CHECKING:
     from relight.engine import Relight
@@ -104,7 +104,7 @@ class Handle:
         ):
             return True
         told = await self._relight.services.store.inbox([row.root_id])
-        return any(message.kind in (MessageKind.RESUME, MessageKind.CANCEL) for message in told)
+        return any(message.kind in ENDS_PAUSE for message in told)
 
     async def _outcome(self, row: Run) -> Any:
         if row.status is Status.CANCELLED:

@@ -7,6 +7,7 @@ import pytest
 
 from relight import (
     ConflictError,
+    Flow,
     Retry,
     RunCancelledError,
     RunFailedError,
@@ -19,6 +20,8 @@ from relight import (
     wait_for,
 )
 from relight.model import journal as j
+from relight.model.run import Hold, Message, RunChange, Status
+from relight.ports.store import Commit, Committed
 from tests.flows.world import World, until
 
 
@@ -755,14 +758,7 @@ async def test_spawning_under_a_taken_id(world: World):
 
 @pytest.mark.parametrize("where", ["in memory", "parked", "crashed"])
 async def test_spawning_under_the_id_of_a_run_that_somebody_else_started_and_is_under_way(world: World, where: str):
-    @flow
-    async def ship() -> str:
-        return str(await wait_for("go"))
-
-    @flow
-    async def order() -> str:
-        return str(await (await spawn(ship, id="s")))
-
+    ship, order = shipping()
     rl = await world.open()
     shared = await rl.start(ship, id="s")
     await world.until_status("waiting", shared)
@@ -776,7 +772,64 @@ async def test_spawning_under_the_id_of_a_run_that_somebody_else_started_and_is_
         assert await (await rl.get(run_id)).result(timeout="5s") == "shipped"
 
 
-async def test_joining_a_parked_run_does_not_wake_it(world: World):
+@pytest.mark.parametrize("whose", ["spawned", "somebody else's"])
+@pytest.mark.parametrize("where", ["in memory", "parked", "crashed"])
+async def test_a_run_that_recovery_gave_up_on_and_a_person_brought_back_is_awaited_again(
+    world: World, where: str, whose: str
+):
+    ship, _ = shipping()
+    calls = Calls()
+    mark = marking(calls)
+
+    @flow
+    async def patient() -> str:
+        spawned: SpawnedRun[str] = await spawn(ship, id="s")
+        try:
+            return await spawned
+        except RunCancelledError:
+            await mark("cancelled")
+            await wait_for("again")
+            return await spawned + " after all"
+
+    rl = await world.open()
+    if whose != "spawned":
+        await world.park(await rl.start(ship, id="s"))
+    run = await rl.start(patient, id="o")
+    await until(lambda: exists(world, "s"))
+    await world.park(await rl.get("s"))
+    await give_up(world, "s")
+    await until(lambda: calls)
+    await rl.resume("s")
+    await world.park(await rl.get("s"))
+    await run.signal("again")
+    await until(lambda: told_waits(world, "o", "s"))
+    if where == "parked":
+        await world.park(run)
+    elif where == "crashed":
+        rl = await world.crash_and_reopen()
+    await (await rl.get("s")).signal("go", "shipped")
+    assert await finish(world, "o") == "shipped after all"
+
+
+async def test_a_run_is_brought_back_before_whoever_awaits_it_has_heard_that_it_ended(world: World):
+    _, order = shipping()
+    rl = await world.open()
+    await world.park(await rl.start(order, id="o"))
+    await world.park(await rl.get("s"))
+    await world.close()
+    rl = await world.open(drive=False)
+    await give_up(world, "s")
+    await rl.resume("s")
+    assert not (await world.row("s")).status.terminal
+    rl = await world.close_and_reopen(drive=True)
+    await until(lambda: told_waits(world, "o", "s"))
+    await (await rl.get("s")).signal("go", "shipped")
+    assert await finish(world, "o") == "shipped"
+
+
+def shipping() -> tuple[Flow[[], Any], Flow[[], Any]]:
+    """A run that waits for a signal, and one that spawns it (or finds it) under an id and waits for it."""
+
     @flow
     async def ship() -> str:
         return str(await wait_for("go"))
@@ -785,6 +838,35 @@ async def test_joining_a_parked_run_does_not_wake_it(world: World):
     async def order() -> str:
         return str(await (await spawn(ship, id="s")))
 
+    return ship, order
+
+
+async def give_up(world: World, run_id: str) -> None:
+    """As recovery does with a run that it may not resume."""
+    row = await world.row(run_id)
+    change = RunChange(run_id=run_id, status=Status.CANCELLED, hold=Hold.RECOVERY, reason="too old")
+    end = Message.end_of(run_id, row.epoch, row.updated_at, to=row.parent_id or "nobody")
+    commit = Commit(
+        root_id=run_id,
+        epoch=row.epoch,
+        after=await world.rl.services.store.latest_sequence(run_id),
+        entries=[j.encode_event(j.RunCancelled("", "too old", row.updated_at))],
+        changes=[change],
+        messages=[end],
+    )
+    assert isinstance((await world.rl.services.store.commit([commit]))[0], Committed)
+    world.rl.orchestrator.listen()
+
+
+async def told_waits(world: World, run_id: str, awaited: str) -> bool:
+    """Whether the run waits for the end of the awaited one, and has nothing in its inbox that tells of one."""
+    open_ = (await world.state(run_id)).open.values()
+    told = await world.rl.services.store.inbox([run_id])
+    return any((found.what, found.name) == ("run", awaited) for found in open_) and not told
+
+
+async def test_joining_a_parked_run_does_not_wake_it(world: World):
+    ship, order = shipping()
     rl = await world.open()
     shared = await rl.start(ship, id="s")
     await world.until_status("waiting", shared)

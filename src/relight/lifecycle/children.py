@@ -187,14 +187,7 @@ async def join(run: LiveRun, scope: Scope | None, run_id: str, flow: Flow[..., A
                 raise rebuild_error(outcome.error)
             return await run.open(flow.result, outcome)
     async with steps.under_way(run, scope, key):
-        message = None
-        if await _will_tell(run, run_id):
-            message = await waits.receive(run, scope, key, "run", run_id, None)
-        else:
-            run.begun(key)
-            if run.cancel_reason is not None and not scope.cancel_seen:
-                await hold.interrupt(run, scope, key)
-        ended = await _ended(run, run_id)
+        ended, message = await _awaited(run, scope, key, run_id)
         error = None
         if ended.status is Status.CANCELLED:
             error = record_error(
@@ -213,6 +206,26 @@ async def join(run: LiveRun, scope: Scope | None, run_id: str, flow: Flow[..., A
     return flow.result.open(await run.load(output, ended.output_blob))
 
 
+async def _awaited(run: LiveRun, scope: Scope, key: str, run_id: str) -> tuple[Run, Message | None]:
+    """The awaited run's final row, and the message that told of it, if there was need of one."""
+    while True:
+        message = None
+        if await _will_tell(run, run_id):
+            message = await waits.receive(run, scope, key, "run", run_id, None)
+        else:
+            run.begun(key)
+            if run.cancel_reason is not None and not scope.cancel_seen:
+                await hold.interrupt(run, scope, key)
+        row = await run.ask(lambda store: store.get_run(run_id))
+        if row is None:
+            raise RunNotFoundError(f"run {run_id!r} is not there; was it deleted?")
+        if row.status.terminal:
+            return row, message
+        # Recovery gave up on it, and somebody has brought it back since: it tells of its next end, too.
+        if message is not None:
+            waits.forget(run, message)
+
+
 async def _will_tell(run: LiveRun, run_id: str) -> bool:
     """Whether the awaited run has yet to end, and then tells this one. A run tells whoever spawned it; one that was there
     already under the id this run gave has to be asked (asked again after a crash, it tells once all the same)."""
@@ -225,11 +238,3 @@ async def _will_tell(run: LiveRun, run_id: str) -> bool:
     (asked,) = await run.ask(lambda store: store.post([join]))
     run.host.listen()
     return asked is not None  # else it has ended in this moment
-
-
-async def _ended(run: LiveRun, run_id: str) -> Run:
-    """The awaited run's final row."""
-    row = await run.ask(lambda store: store.get_run(run_id))
-    if row is None or not row.status.terminal:
-        raise RunNotFoundError(f"run {run_id!r} said that it ended, but is not there; was it deleted?")
-    return row

@@ -298,9 +298,7 @@ def conclude(run: LiveRun, event: j.RunCompleted | j.RunFailed | j.RunCancelled,
         run.row, status=status, updated_at=event.at, owner=None, wake_at=None, **fields
     )
     if run.row.parent_id is not None:
-        run.writer.send(
-            Message(run_id=run.row.parent_id, kind=MessageKind.ENDED, name=run.id, dedup=f"ended:{run.id}", at=event.at)
-        )
+        run.writer.send(Message.end_of(run.id, run.writer.epoch, event.at, to=run.row.parent_id))
 
 
 async def interrupt(run: LiveRun, scope: Scope, key: str) -> None:

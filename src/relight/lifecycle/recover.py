@@ -259,14 +259,13 @@ async def _hold_unreadable(
 async def _cancel_unreadable(services: Services, row: Run, epoch: int, reason: str) -> None:
     """One commit without entries: ended first and its parent told after, a death in between would leave that one waiting."""
     store = services.store
-    parent = row.parent_id
-    ended = Message(run_id=parent or "", kind=MessageKind.ENDED, name=row.id, dedup=f"ended:{row.id}")
+    parents = [] if row.parent_id is None else [row.parent_id]
     commit = Commit(
         root_id=row.id,
         epoch=epoch,
         after=await store.latest_sequence(row.id),
         entries=[],
         changes=[RunChange(run_id=row.id, status=Status.CANCELLED, reason=reason)],
-        messages=[ended] if parent is not None else [],
+        messages=[Message.end_of(row.id, epoch, services.clock.now(), to=parent) for parent in parents],
     )
     await store.commit([commit])

@@ -197,6 +197,13 @@ def take(run: LiveRun, what: str, name: str) -> Message | None:
     return None
 
 
+def forget(run: LiveRun, message: Message) -> None:
+    """It no longer holds: whoever waits for such a message waits for the next."""
+    if message in run.mailbox:  # else another branch that had it, too, has come before
+        run.mailbox.remove(message)
+    run.writer.consume([message.id])
+
+
 def hand_over(run: LiveRun) -> None:
     """Give messages to the waits that want them, first come first served."""
     if not run.mailbox:

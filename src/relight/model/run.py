@@ -187,3 +187,9 @@ class Message(msgspec.Struct, kw_only=True):
     dedup: str | None = None
     at: float = 0.0
     id: int = 0  # given by the store, increasing
+
+    @classmethod
+    def end_of(cls, run_id: str, epoch: int, at: float, *, to: str) -> Message:
+        """Tells the run `to` that this one has ended under this epoch: once, whether it does so by itself or the store for it;
+        and again, should it be brought back and end again, since its epoch is greater then."""
+        return cls(run_id=to, kind=MessageKind.ENDED, name=run_id, dedup=f"ended:{run_id}:{epoch}", at=at)

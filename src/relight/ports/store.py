@@ -14,7 +14,8 @@ Every write of a run's owner is a `Commit` for one root run. A batch of them is 
         all parts of it are applied                            → Committed
 
 A root that ends, by a commit or by `hold`, tells whoever has joined it: for each JOIN message in its inbox, an ENDED message
-with its id goes to the run that asked. A JOIN posted to a run that has ended already is not taken, so none is missed.
+with its id goes to the run that asked (`Message.end_of`). A JOIN posted to a run that has ended already is not taken, so
+none is missed. One that has ended with a hold keeps them, and tells again when it has been brought back and ends again.
 
 A fenced or refused commit never fails the others in its batch. If the transaction itself fails, `commit` raises
 StoreUnavailableError and the caller knows nothing about the outcome; committing the same batch again resolves it, because

@@ -215,8 +215,7 @@ class Data:
         """Whoever has joined this run, which has ended."""
         for message in self.trees[run.id].inbox:
             if message.kind is MessageKind.JOIN:
-                dedup, at = f"ended:{run.id}", self.clock.now()
-                self.tell(Message(run_id=message.name, kind=MessageKind.ENDED, name=run.id, dedup=dedup, at=at))
+                self.tell(Message.end_of(run.id, run.epoch, self.clock.now(), to=message.name))
 
     def _repeated_creation(self, commit: Commit, run: Run) -> Committed | None:
         """The same creation, entry by entry and to the instant, of a run that nobody has driven since."""

@@ -89,7 +89,7 @@ WHERE inbox.id = wanted.value ->> 0 AND inbox.run = wanted.value ->> 1 AND inbox
 -- name: tell_joined
 -- Whoever has joined one of these roots, which have ended, and has not ended itself.
 INSERT INTO inbox (run, kind, name, payload, payload_blob, dedup, at)
-SELECT joined.key, 'ended', over.id, CAST('null' AS BLOB), '', 'ended:' || over.id, ?2
+SELECT joined.key, 'ended', over.id, CAST('null' AS BLOB), '', 'ended:' || over.id || ':' || over.epoch, ?2
 FROM json_each(?1) AS wanted CROSS JOIN inbox AS i ON i.run = wanted.value AND i.kind = 'join'
 CROSS JOIN runs AS over ON over.key = i.run CROSS JOIN runs AS joined ON joined.id = i.name
 WHERE joined.root_id IS NULL AND joined.status NOT IN ('completed', 'failed', 'cancelled')

@@ -41,12 +41,6 @@ def joining(run_id: str, by: str) -> Message:
     return Message(run_id=run_id, kind=MessageKind.JOIN, name=by, dedup=f"join:{by}", at=START)
 
 
-def but_told(message: Message) -> Message:
-    """The same, as an ended run sends it to whoever spawned it."""
-    dedup = f"ended:{message.name}"
-    return Message(run_id=message.run_id, kind=MessageKind.ENDED, name=message.name, dedup=dedup, at=START)
-
-
 class InboxSuite(Suite):
     """`post`, `inbox`, `messages_after` and the messages of a commit."""
 
@@ -212,7 +206,8 @@ class InboxSuite(Suite):
         for run_id in ("first", "second"):
             (told,) = await store.inbox([run_id])
             assert (told.kind, told.name, told.at) == (MessageKind.ENDED, "awaited", START + 7)
-            assert await store.post([but_told(told)]) == [told.id], "as if it had told by itself"
+            by_itself = Message.end_of("awaited", 1, START, to=run_id)
+            assert await store.post([by_itself]) == [told.id], "as an ended run tells whoever spawned it"
         assert await store.post([joining("awaited", "first")]) == [None]
 
     async def test_a_run_that_is_held_into_its_end_tells_whoever_has_joined_it(self, store: Store) -> None:
@@ -222,7 +217,9 @@ class InboxSuite(Suite):
         await store.hold({"awaited": 1}, changing(awaited, Status.CANCELLED, reason="enough"))
         assert [message.name for message in await store.inbox(["waiting"])] == ["awaited"]
 
-    async def test_a_run_that_recovery_gives_up_on_tells_too_and_only_once(self, store: Store) -> None:
+    async def test_a_run_that_recovery_gives_up_on_tells_too_and_tells_again_of_its_next_end(
+        self, store: Store
+    ) -> None:
         awaited, waiting = new_run("awaited"), new_run("waiting")
         await created(store, awaited, waiting)
         await store.post([joining("awaited", "waiting")])
@@ -231,8 +228,11 @@ class InboxSuite(Suite):
         (told,) = await store.inbox(["waiting"])
         back = appending(awaited, 2, b"back", changes=[changing(awaited, Status.PENDING)], reopen=True)
         assert await commit_one(store, back) == Committed(3)
-        await ended(store, awaited, after=3)
-        assert await store.inbox(["waiting"]) == [told]
+        claimed = await store.claim({"awaited": 1}, "me")
+        await ended(store, but(awaited, epoch=claimed["awaited"]), after=3)
+        first, second = await store.inbox(["waiting"])
+        assert first == told
+        assert (second.kind, second.name) == (MessageKind.ENDED, "awaited")
 
     async def test_a_fenced_end_tells_nobody(self, store: Store) -> None:
         awaited, waiting = new_run("awaited"), new_run("waiting")

@@ -107,7 +107,7 @@ BEGIN
     IF relight.joined(p_runs) THEN
         PERFORM relight.lock_inbox(true); -- one that came while we waited for the lock finds it shared
         INSERT INTO relight.inbox (run, kind, name, payload, payload_blob, dedup, at)
-        SELECT h.run, 'ended', over.id, 'null', '', 'ended:' || over.id, p_now
+        SELECT h.run, 'ended', over.id, 'null', '', 'ended:' || over.id || ':' || over.epoch, p_now
         FROM relight.inbox AS i JOIN relight.runs AS over ON over.key = i.run
         JOIN relight.runs AS joined ON joined.id = i.name JOIN relight.heads AS h ON h.run = joined.key AND h.ended = 0
         WHERE i.run = ANY (p_runs) AND i.kind = 'join'
