@@ -73,7 +73,7 @@ async def test_processes_that_hammer_one_file_wait_for_each_other(path):
 async def test_what_a_killed_writer_was_told_is_committed_is_there(path):
     chance = random.Random(7)
     acknowledged = 0
-    for _ in range(10):
+    for _ in range(6):
         writer = child("append", path, "run")
         assert writer.stdout is not None
         for _ in range(chance.randrange(1, 120)):
