@@ -32,6 +32,8 @@ SHAPES = {
     "three levels of child flows": Shape("three_levels"),
     "spawned runs": Shape("spawned_runs"),
     "spawned runs, parent parked": Shape("spawned_runs", PARKING, parks=True),
+    "a run that others join": Shape("joined_by_others"),
+    "a run that others join, parked": Shape("joined_by_others", PARKING, parks=True),
     "sleep in memory": Shape("napping"),
     "sleep parked": Shape("napping", PARKING, parks=True),
     "signals before the crash": Shape("signals_before"),

@@ -287,6 +287,27 @@ async def signals_after(rl: Relight, life: Life) -> Any:
     return await life.end(handle)
 
 
+@flow
+async def shared() -> str:
+    return await work(f"signal {await wait_for('go')}")
+
+
+@flow
+async def joining(name: str) -> list[str]:
+    awaited: SpawnedRun[str] = await spawn(shared, id="shared")
+    return [await work(f"{name} found it"), await awaited, await work(f"{name} joined it")]
+
+
+async def joined_by_others(rl: Relight, life: Life) -> Any:
+    """A run that is started from outside, and two that find it under the id they wanted to give, and wait for its end."""
+    awaited = await life.start(rl, shared, id="shared")
+    others = [await life.start(rl, joining, name, id=name) for name in ("one", "two")]
+    for run in (awaited, *others):
+        await life.reached(run.id, Status.WAITING)
+    await _signal(life, awaited, 1)
+    return [await life.end(run) for run in (awaited, *others)]
+
+
 @contextlib.asynccontextmanager
 async def _resource(trail: list[str]) -> AsyncIterator[None]:
     trail.append("enter")
