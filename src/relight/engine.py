@@ -164,7 +164,7 @@ class Relight:
         if isinstance(services.clock, StoreClock):
             services.background.start(_follow(store, services.clock), "clock")
         if self._recovers:
-            REGISTRY.listen(orchestrator.flow_registered)
+            REGISTRY.listen(orchestrator.lookout.flow_registered)
             recovery.start()
 
     async def signalled(self) -> None:
@@ -208,7 +208,7 @@ class Relight:
         services, orchestrator, recovery = self._services, self._orchestrator, self._recovery
         if self._recovers:
             with contextlib.suppress(ValueError):
-                REGISTRY.unlisten(orchestrator.flow_registered)
+                REGISTRY.unlisten(orchestrator.lookout.flow_registered)
         try:
             await recovery.stop()
             services.recorder.hurry(self.config.shutdown_grace_seconds)

@@ -522,7 +522,7 @@ async def _tell_and_take_over(rl: Relight, life: Life) -> Any:
     rl.orchestrator.listen()
 
     async def routed() -> bool:
-        return rl.orchestrator._mail._last >= told
+        return rl.orchestrator.mail._last >= told
 
     await life.until(routed)
     (life.directory / "told").touch()

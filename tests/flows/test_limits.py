@@ -8,7 +8,7 @@ import pytest
 
 from relight import RelightError, Retry, flow, foreach, parallel, sleep, spawn, step, wait_for
 from relight.errors import StoreUnavailableError
-from relight.lifecycle import hold, orchestrator
+from relight.lifecycle import hold, lookout
 from tests.flows.world import World, until
 
 MANY = 40
@@ -17,7 +17,7 @@ MANY = 40
 @pytest.fixture(autouse=True)
 def no_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is passed over is found in the end, by the poll: here it comes too late."""
-    monkeypatch.setattr(orchestrator, "CHECK_SECONDS", 3600.0)
+    monkeypatch.setattr(lookout, "CHECK_SECONDS", 3600.0)
 
 
 @step

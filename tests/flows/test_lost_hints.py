@@ -9,7 +9,7 @@ import pytest
 from relight import Relight, flow, wait_for
 from relight.backends.sqlite.store import SqliteStore
 from relight.clock import SYSTEM_CLOCK
-from relight.lifecycle import orchestrator
+from relight.lifecycle import lookout
 from tests.flows.world import until
 
 
@@ -24,7 +24,7 @@ class DeafStore(SqliteStore):
 async def test_two_engines_that_never_hear_of_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parked: bool
 ) -> None:
-    monkeypatch.setattr(orchestrator, "CHECK_SECONDS", 0.05)  # the poll is what is left
+    monkeypatch.setattr(lookout, "CHECK_SECONDS", 0.05)  # the poll is what is left
 
     @flow
     async def answering() -> str:

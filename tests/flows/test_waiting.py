@@ -28,7 +28,7 @@ from relight import (
     wait_for,
 )
 from relight.errors import DefinitionError
-from relight.lifecycle import orchestrator
+from relight.lifecycle import lookout
 from relight.model import journal as j
 from relight.testing.clock import START
 from tests.flows.world import World, until
@@ -149,7 +149,7 @@ async def test_a_sleep_that_falls_due_while_the_store_is_asked_is_not_passed_ove
         await sleep(seconds)
         return "rested"
 
-    monkeypatch.setattr(orchestrator, "CHECK_SECONDS", 3600.0)  # the poll would find it, in the end
+    monkeypatch.setattr(lookout, "CHECK_SECONDS", 3600.0)  # the poll would find it, in the end
     rl = await world.open()
     runs = [await rl.start(rest, seconds) for seconds in (600, 601)]
     for run in runs:

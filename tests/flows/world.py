@@ -159,9 +159,13 @@ class World:
         services.keeper.fall_silent()
         bury(services.owner)
         with contextlib.suppress(ValueError):
-            REGISTRY.unlisten(orchestrator.flow_registered)
+            REGISTRY.unlisten(orchestrator.lookout.flow_registered)
         assert engine._recovery is not None
-        tasks: list[asyncio.Task[Any] | None] = [*services.recorder._tasks, orchestrator._task, engine._recovery._task]
+        tasks: list[asyncio.Task[Any] | None] = [
+            *services.recorder._tasks,
+            orchestrator.lookout._task,
+            engine._recovery._task,
+        ]
         tasks += services.background._tasks
         for run in orchestrator.live.values():
             run.stopping, run.departing = "crashed", True

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from relight import flow
-from relight.lifecycle import orchestrator
+from relight.lifecycle import lookout
 from relight.model import journal as j
 from relight.model.run import Run, Status
 from relight.ports.store import Commit
@@ -21,15 +21,16 @@ async def test_what_no_hint_has_told_is_found_by_looking(world: World, monkeypat
     async def work() -> int:
         return 7
 
-    monkeypatch.setattr(orchestrator, "CHECK_SECONDS", 0.2)
+    monkeypatch.setattr(lookout, "CHECK_SECONDS", 0.2)
     rl = await world.open()
+    watch = rl.orchestrator.lookout
 
     async def trickle() -> None:
         while True:
-            rl.orchestrator.look_for_held()
+            watch.look_for_held()
             await asyncio.sleep(0.02)
 
-    await until(lambda: not rl.orchestrator._look_again and not rl.orchestrator._wanted.is_set())  # it has looked once
+    await until(lambda: not watch._look_again and not watch._wanted.is_set())  # it has looked once
     trickling = asyncio.create_task(trickle()) if busy else None
     await asyncio.sleep(0)  # the trickle has begun
     now = world.clock.now()

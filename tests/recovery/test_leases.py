@@ -360,7 +360,7 @@ async def test_a_run_held_for_want_of_its_flow_is_passed_on_to_whoever_knows_it(
     knows, client = await engines.start("knows", max_concurrent_runs=1), await engines.start("client", drive=False)
     assert knows._recovery is not None
     await knows._recovery.settled.wait()
-    await until(lambda: not knows.orchestrator._free_again)  # it has looked, at its start, and found none
+    await until(lambda: not knows.orchestrator.lookout._free_again)  # it has looked, at its start, and found none
     await knows.start(in_the_way)  # so that the one that does not know the flow comes first
     await client.start(work.flow, id="r")
 

@@ -98,7 +98,7 @@ class Mail:
             if row.owner == self._orchestrator.services.owner:
                 late = [message for message in parked[row.id] if not self._deliver(message)]
                 self._early.setdefault(row.id, []).extend(late)
-        self._orchestrator.wake([row for row in rows if _wakes(row, parked[row.id])])
+        self._orchestrator.lookout.wake([row for row in rows if _wakes(row, parked[row.id])])
 
     def _deliver(self, message: Message) -> bool:
         """To a run in memory, or one about to be: its inbox may have been read just before this message came."""

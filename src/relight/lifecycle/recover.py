@@ -158,7 +158,7 @@ def _free_again(orchestrator: Orchestrator, restored: list[_Restored]) -> None:
     """Flows registered while runs were being held for want of them: whoever looked for held runs then came too early."""
     missing = {one.run.row.flow for one in restored if one.decision.action is Action.HOLD_DEFINITION}
     if any(orchestrator.services.registry.find(name) is not None for name in missing):
-        orchestrator.look_for_held()
+        orchestrator.lookout.look_for_held()
 
 
 async def _act(orchestrator: Orchestrator, restored: _Restored, crashed: bool) -> None:

@@ -117,7 +117,7 @@ class OrphanRecovery:
         for owner in dead:
             claimed += await self._recover(owner, sessions.get(owner), limit)
         await self._clear_away(sessions, owners)
-        self._orchestrator.look_for_held()  # whoever held one for want of its flow has told, but that may have been lost
+        self._orchestrator.lookout.look_for_held()  # whoever held one for want of its flow has told, but that may have been lost
         return claimed
 
     async def _sessions(self, starting: bool) -> dict[str, Session]:
