@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from relight import RelightError, Retry, flow, foreach, parallel, sleep, spawn, step, wait_for
+from relight import Relight, RelightError, Retry, flow, foreach, parallel, sleep, spawn, step, wait_for
 from relight.errors import StoreUnavailableError
 from relight.lifecycle import hold, lookout
 from tests.flows.world import World, until
@@ -266,6 +266,13 @@ async def test_a_checkpoint_waits_for_no_thread_of_a_full_house(world: World):
 # ---- shutdown
 
 
+async def settled(rl: Relight) -> None:
+    """Wait until closing waits, too: nothing of it is left that could be done at once."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert rl.orchestrator.live
+
+
 class Slow:
     """A flow whose middle step, async or sync, lasts until it is let go."""
 
@@ -340,6 +347,50 @@ async def test_a_step_longer_than_the_grace_is_abandoned_and_repeated(world: Wor
     assert await (await rl.get(run.id)).result(timeout="10s") == ["hung", "after"]
     assert slow.entered == ["hang", "hang", "after"]
     assert (await world.state(run.id)).recoveries == 0  # a shutdown is no crash
+
+
+@pytest.mark.parametrize("kind", ["async", "sync", "sync-flow"])
+async def test_a_run_that_is_being_paused_at_shutdown_finishes_its_step_and_is_paused(world: World, kind: str):
+    slow = Slow(kind)
+    rl = await world.open(shutdown_grace="20s")
+    run = await rl.start(slow.flow)
+    await until(lambda: slow.entered)
+    await run.pause()
+    await until(lambda: rl.orchestrator.live[run.id].departing)
+    closing = asyncio.create_task(world.close())
+    await until(lambda: rl.orchestrator.stopping)
+    await settled(rl)
+    slow.gate.set()
+    await asyncio.wait_for(closing, 20)
+    rl = await world.open()
+    assert (await rl.row(run.id)).status == "paused"
+    await (await rl.get(run.id)).resume()
+    assert await (await rl.get(run.id)).result(timeout="10s") == ["hung", "after"]
+    assert slow.entered == ["hang", "after"]
+
+
+async def test_a_run_that_is_being_parked_at_shutdown_is_parked(world: World):
+    leaving, gate = asyncio.Event(), asyncio.Event()
+
+    @flow
+    async def tidy() -> object:
+        try:
+            return await wait_for("go")
+        finally:
+            leaving.set()
+            await gate.wait()
+
+    rl = await world.open(shutdown_grace="20s", park_after=0)
+    run = await rl.start(tidy)
+    await until(leaving.is_set)
+    closing = asyncio.create_task(world.close())
+    await until(lambda: rl.orchestrator.stopping)
+    await settled(rl)
+    gate.set()
+    await asyncio.wait_for(closing, 20)
+    rl = await world.open(recovery_enabled=False)
+    row = await rl.row(run.id)
+    assert (row.status, row.owner) == ("waiting", None)
 
 
 @pytest.mark.parametrize("retry", [None, Retry(attempts=2)], ids=["plain", "retried"])

@@ -40,6 +40,7 @@ class Orchestrator:
         self._reserved = 0  # rooms promised to runs that are being created,
         self._creating: Counter[str] = Counter()  # and these runs, with how many callers of start() want each
         self._arrived = asyncio.Event()  # something that was being taken up or created is in memory now, or will not be
+        self._departed = asyncio.Event()  # a run has left memory
         self._own: set[str] = set()  # runs started here; kept only while recovery is off
         self._room_waiters: list[asyncio.Future[None]] = []
         self.watchers = Watchers()
@@ -64,8 +65,18 @@ class Orchestrator:
                     await self._arrived.wait()
         runs = list(self.live.values())
         if runs:
+            until = self.services.loop.time() + max(grace_seconds, hold.PARK_GRACE_SECONDS)
             await asyncio.gather(*(self._let_go(run, grace_seconds, "its orchestrator stops") for run in runs))
+            await self._all_gone(until)
         await self.watchers.last_look()
+
+    async def _all_gone(self, until: float) -> None:
+        """Runs that were leaving already, to be parked or paused or for a lost lease, do that in their own time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                while self.live:
+                    self._departed.clear()
+                    await self._departed.wait()
 
     async def _let_go(self, run: LiveRun, grace_seconds: float, why: str) -> None:
         """Take one run out of memory: it is free at once for anybody to take up, and that counts as no crash."""
@@ -189,6 +200,7 @@ class Orchestrator:
 
     def ended(self, run: LiveRun) -> None:
         self.live.pop(run.id, None)
+        self._departed.set()
         self.services.keeper.detach(run.id)
         run.let_go()
         self._own.discard(run.id)
@@ -200,6 +212,7 @@ class Orchestrator:
     def left(self, run: LiveRun) -> None:
         if self.live.get(run.id) is run:
             del self.live[run.id]
+            self._departed.set()
             if not run.writer.fenced:  # else its lease is another's already
                 self.services.keeper.detach(run.id)
         run.let_go()
