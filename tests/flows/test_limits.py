@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from relight import Relight, RelightError, Retry, flow, foreach, parallel, sleep, spawn, step, wait_for
+from relight import RelightError, Retry, flow, foreach, parallel, sleep, spawn, step, wait_for
 from relight.errors import StoreUnavailableError
 from relight.lifecycle import hold, lookout
 from tests.flows.world import World, until
@@ -266,11 +266,15 @@ async def test_a_checkpoint_waits_for_no_thread_of_a_full_house(world: World):
 # ---- shutdown
 
 
-async def settled(rl: Relight) -> None:
-    """Wait until closing waits, too: nothing of it is left that could be done at once."""
+async def begin_closing(world: World) -> asyncio.Task[None]:
+    """Close the engine, up to where closing waits for something: nothing of it is left that could be done at once."""
+    orchestrator = world.rl.orchestrator
+    closing = asyncio.create_task(world.close())
+    await until(lambda: orchestrator.stopping)
     for _ in range(100):
         await asyncio.sleep(0)
-    assert rl.orchestrator.live
+    assert orchestrator.live
+    return closing
 
 
 class Slow:
@@ -321,8 +325,7 @@ async def test_a_step_in_flight_at_shutdown_finishes_and_is_recorded(world: Worl
     rl = await world.open(shutdown_grace="20s")
     run = await rl.start(slow.flow)
     await until(lambda: slow.entered)
-    closing = asyncio.create_task(world.close())
-    await until(lambda: rl.orchestrator.stopping)
+    closing = await begin_closing(world)
     slow.gate.set()
     await asyncio.wait_for(closing, 20)
     assert slow.entered == ["hang"]  # nothing begins any more
@@ -357,9 +360,7 @@ async def test_a_run_that_is_being_paused_at_shutdown_finishes_its_step_and_is_p
     await until(lambda: slow.entered)
     await run.pause()
     await until(lambda: rl.orchestrator.live[run.id].departing)
-    closing = asyncio.create_task(world.close())
-    await until(lambda: rl.orchestrator.stopping)
-    await settled(rl)
+    closing = await begin_closing(world)
     slow.gate.set()
     await asyncio.wait_for(closing, 20)
     rl = await world.open()
@@ -383,9 +384,7 @@ async def test_a_run_that_is_being_parked_at_shutdown_is_parked(world: World):
     rl = await world.open(shutdown_grace="20s", park_after=0)
     run = await rl.start(tidy)
     await until(leaving.is_set)
-    closing = asyncio.create_task(world.close())
-    await until(lambda: rl.orchestrator.stopping)
-    await settled(rl)
+    closing = await begin_closing(world)
     gate.set()
     await asyncio.wait_for(closing, 20)
     rl = await world.open(recovery_enabled=False)
@@ -416,8 +415,7 @@ async def test_a_step_that_fails_at_shutdown_does_not_use_up_the_grace(world: Wo
     rl = await world.open(shutdown_grace="1h")
     run = await rl.start(careful)
     await until(lambda: calls)
-    closing = asyncio.create_task(world.close())
-    await until(lambda: rl.orchestrator.stopping)
+    closing = await begin_closing(world)
     gate.set()
     await asyncio.wait_for(closing, 20)
     rl = await world.open(shutdown_grace="1h")
@@ -543,8 +541,7 @@ async def test_nothing_is_started_while_stopping(world: World):
     rl = await world.open(shutdown_grace="20s")
     await rl.start(slow.flow)
     await until(lambda: slow.entered)
-    closing = asyncio.create_task(world.close())
-    await until(lambda: rl.orchestrator.stopping)
+    closing = await begin_closing(world)
     before = world.rows_in("runs")
     with pytest.raises(StoreUnavailableError, match="this Relight is stopping: nothing can be started any more"):
         await rl.start(slow.flow)
