@@ -73,7 +73,7 @@ MEANING: dict[Token, str] = {
     Token.DEFINITION_FOUND: "a flow was registered and the runs held for it go on",
     Token.NONDETERMINISM: "a flow asks for something else than its journal holds; the run is held",
     Token.JOURNAL_CORRUPT: "a journal entry or checkpoint does not read back; the run is held",
-    Token.RUN_POISONED: "a run crashed its process too often without progress; it is held",
+    Token.RUN_POISONED: "the process of a run died too often without progress of it; it is held",
     Token.RUN_NOT_RESUMABLE: "a flow marked resumable=False was interrupted; the run is failed",
     Token.RUN_HELD: "a run was paused because it cannot go on; the line names what frees it",
     Token.RUN_FENCED: "another owner has claimed a run this process was driving; it lets go of it",

@@ -39,7 +39,7 @@ class Hold(enum.StrEnum):
     VERSION = "version"  # a step's code changed under version_mismatch="fail"
     NONDETERMINISM = "nondeterminism"  # the flow asks for other steps than the journal holds
     CORRUPT = "corrupt"  # a journal row or checkpoint does not read back
-    POISON = "poison"  # it crashed its process too often without progress
+    POISON = "poison"  # its process died too often without progress of the run
     RECOVERY = "recovery"  # of a cancelled run: recovery gave up on it, and it may be resumed by hand
 
 

@@ -141,7 +141,7 @@ def _paused(known: Known, now: float) -> str:
         Hold.VERSION: "is held because code of finished steps has changed",
         Hold.NONDETERMINISM: "is held because its flow asks for other steps than its journal holds",
         Hold.CORRUPT: "is held because its journal cannot be read",
-        Hold.POISON: "is held because it crashed its process again and again",
+        Hold.POISON: "is held as poison",
         Hold.RECOVERY: "is held by recovery",
         None: "is paused",
     }[row.hold]
