@@ -30,6 +30,7 @@ from relight import (
 from relight.errors import DefinitionError
 from relight.lifecycle import lookout
 from relight.model import journal as j
+from relight.model.run import Message, MessageKind
 from relight.testing.clock import START
 from tests.flows.world import World, until
 
@@ -919,6 +920,55 @@ async def test_leaving_memory_lets_a_step_of_another_branch_finish(world: World)
     await run.signal("go", "on")
     assert await run.result() == ["on", "slow"]
     assert calls == ["begun", "finished"]
+
+
+@pytest.mark.parametrize("operation", ["wait", "step", "sleep"])
+async def test_an_operation_that_begins_as_its_run_is_paused_does_not_break_off_a_step_of_another_branch(
+    world: World, operation: str
+):
+    begun, gate = asyncio.Event(), asyncio.Event()
+    calls: list[str] = []
+
+    @step
+    async def slow() -> str:
+        begun.set()
+        await gate.wait()
+        calls.append("finished")
+        return "slow"
+
+    @step
+    async def quick() -> str:
+        return "quick"
+
+    async def told_just_now() -> None:
+        await begun.wait()
+        live = rl.orchestrator.live["r"]
+        if not live.recovered and not gate.is_set():
+            live.deliver(Message(run_id="r", kind=MessageKind.PAUSE, id=1_000_000))
+        operations: dict[str, Callable[[], Any]] = {
+            "wait": lambda: wait_for("go", timeout=0, default=None),
+            "step": quick,
+            "sleep": lambda: sleep(0),
+        }
+        await operations[operation]()
+
+    @flow
+    async def grouped() -> str:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(told_just_now())
+            working = group.create_task(slow())
+        return working.result()
+
+    rl = await world.open()
+    run = await rl.start(grouped, id="r")
+    await begun.wait()
+    await _turns()
+    gate.set()
+    await world.until_status("paused", run)
+    assert calls == ["finished"]
+    await run.resume()
+    assert await run.result(timeout="10s") == "slow"
+    assert calls == ["finished"]
 
 
 async def test_code_between_two_operations_does_not_break_off_a_step_of_another_branch(world: World):

@@ -91,10 +91,20 @@ async def park(run: LiveRun) -> None:
 
 async def depart(run: LiveRun, reason: str, grace_seconds: float, write: Any = None) -> None:
     """Unwind the run's code, let `write` put its new status into a commit, and drop the object."""
+    if _begin_departure(run, reason):
+        await _depart(run, reason, grace_seconds, write)
+
+
+def _begin_departure(run: LiveRun, reason: str) -> bool:
+    """From now on no operation begins, and those that end are held back. False: it has left, or does so already."""
     if run.departing or run.ended:
-        return
+        return False
     run.departing = True
     run.stopping = run.stopping or reason
+    return True
+
+
+async def _depart(run: LiveRun, reason: str, grace_seconds: float, write: Any) -> None:
     grace_seconds = await _calm(run, grace_seconds)
     run.unwinding = True
     for task in (run.main, *run.tasks):
@@ -220,8 +230,10 @@ def attend(run: LiveRun, message: Message) -> None:
     if message.kind is MessageKind.CANCEL:
         cancel(run, message)
     elif message.kind is MessageKind.PAUSE:
-        run.stopping = "paused"  # at once: parked in between, it would have heard of it and not done it
-        run.services.background.start(_pause(run, message), "pause")
+        # At once: parked in between, it would have heard of it and not done it; and an operation that ends in between would
+        # not be held back, and take steps of other branches with it.
+        if _begin_departure(run, "paused"):
+            run.services.background.start(_pause(run, message), "pause")
     elif message.kind is MessageKind.RESUME:  # it is in memory, so it has been
         run.writer.consume([message.id])
 
@@ -232,7 +244,7 @@ async def _pause(run: LiveRun, message: Message) -> None:
         run.change(Status.PAUSED, hold=Hold.USER, reason=reason, owner=None, heard=run.last_heard)
         run.writer.consume([message.id])
 
-    await depart(run, "paused", run.services.config.shutdown_grace_seconds, write)
+    await _depart(run, "paused", run.services.config.shutdown_grace_seconds, write)
 
 
 def cancel(run: LiveRun, message: Message) -> None:

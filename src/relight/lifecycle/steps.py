@@ -120,7 +120,7 @@ async def _attempts(
         await waits.pause(run, scope, key, begun.until)
     while True:
         if run.stopping is not None:  # between two attempts: the run leaves memory, and the next one is made after that
-            raise Unwind(run.stopping)
+            await hold.hold_back(run)
         if attempt > 1 and run.doubtful:
             await run.confirm()
         if deadline is None:

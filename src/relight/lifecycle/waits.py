@@ -12,7 +12,6 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from relight.clock import Timer
-from relight.errors import Unwind
 from relight.flow.operations import MISSING
 from relight.flow.payloads import ValueCodec
 from relight.flow.scope import Scope, here
@@ -66,7 +65,7 @@ async def _wait(run: LiveRun, scope: Scope, key: str, what: str, name: str, unti
     """Wait in memory, or until the run is parked (which raises Unwind here)."""
     # While the wait's beginning was being committed there was no wait that anybody could have broken off.
     if run.stopping is not None:
-        raise Unwind(run.stopping)
+        await hold.hold_back(run)
     if run.cancel_reason is not None and not scope.cancel_seen:
         await hold.interrupt(run, scope, key)
     wait = Wait(run, scope, key, what, name, until)
