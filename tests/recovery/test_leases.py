@@ -184,14 +184,14 @@ async def test_a_dead_engine_s_runs_are_taken_over_when_its_lease_lapses(engines
     b = await engines.start("b")
     a.services.keeper.fall_silent()  # silent from now on, as if it were dead; the loop goes on, as if frozen just before a commit
     lapses = a.services.keeper.valid_until
-    await until(owner_is(b, "r29", "b"))
+    # Not the owner in the row: whoever finds that b has the lease corrects that, also before b has claimed it.
+    await until(lambda: b.metrics.value("relight_recovery_claims_total") == 30)
     assert time.monotonic() >= lapses - 0.05, "taken before it lapsed"
     work.gate.set()
     for n in range(30):
         assert await (await b.get(f"r{n}")).result(timeout="5s") == 7
     assert work.begun == 60
     await until(lambda: a.metrics.value("relight_false_deaths_total") == 30)
-    assert b.metrics.value("relight_recovery_claims_total") == 30
 
 
 async def test_who_wakes_after_its_lapse_asks_before_the_next_step(engines: Engines):
