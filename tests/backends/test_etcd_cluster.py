@@ -128,6 +128,7 @@ async def test_a_call_waits_for_an_election(cluster):
     await mine.heartbeat()
     hasty = EtcdLeases([left.endpoint], next(PREFIXES))
     await hasty.open("b#1", NOBODY, 1.0)
+    await hasty.heartbeat()  # from here on it is
     leader.kill()
     other.freeze()
     try:

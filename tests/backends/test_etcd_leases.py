@@ -21,6 +21,7 @@ import pytest
 from relight.backends.etcd import EtcdLeases, Tls, parse_etcd_url
 from relight.backends.etcd.address import EtcdAddress
 from relight.backends.etcd.connection import Connection
+from relight.backends.etcd.leases import MAX_CALL_PART
 from relight.clock import SystemClock
 from relight.errors import ConfigError, LeasesUnavailableError
 from relight.model.lease import Acquired, NotOwner, Orphaned, OwnedBy, Process, Released
@@ -251,6 +252,18 @@ async def test_opening_without_etcd_fails_in_time_and_the_same_object_opens_late
     await leases.heartbeat()
     assert [session.owner for session in await leases.list_orchestrators()] == ["a#1"]
     await leases.close()
+
+
+async def test_opening_is_patient_with_an_etcd_that_is_slow(opened, proxy):
+    """No lease depends on a quick answer yet; once one does, a call that hangs must leave time for another."""
+    proxy.stall()
+    asyncio.get_running_loop().call_later(2 * MAX_CALL_PART * TTL, proxy.heal)
+    mine = await opened("a#1", endpoints=[proxy.address])
+    proxy.stall()
+    begun = time.monotonic()
+    with pytest.raises(LeasesUnavailableError):
+        await mine.heartbeat()
+    assert time.monotonic() - begun < TTL
 
 
 async def test_frozen_for_longer_than_the_ttl(etcd, opened):

@@ -28,6 +28,8 @@ from relight.model.lease import Acquired, Lease, NotOwner, Orphaned, OwnedBy, Pr
 # A call may take this long, and this part of the ttl: a heartbeat that hangs must leave time for another one.
 MAX_CALL_SECONDS = 3.0
 MAX_CALL_PART = 0.3
+# Until the session has begun no lease depends on a quick answer: a machine that is busy starting is given more time.
+OPENING_SECONDS = 5.0
 # How many ended sessions are remembered.
 MAX_ENDED = 1000
 
@@ -86,7 +88,7 @@ class EtcdLeases:
         self._call_seconds = min(MAX_CALL_SECONDS, ttl_seconds * MAX_CALL_PART)
         self._lease = 0
         self._ended.clear()
-        self._connection = Connection(self._address, self._call_seconds)
+        self._connection = Connection(self._address, max(OPENING_SECONDS, self._call_seconds))
         try:
             await self._connection.read(self._keys.session(owner))  # also tells the revision that watches begin at
         except BaseException:
@@ -106,6 +108,7 @@ class EtcdLeases:
             if self._lease and await self._etcd.keep_alive(self._lease):
                 return False
             await self._begin()
+            self._etcd.seconds = self._call_seconds
             return True
 
     async def _begin(self) -> None:
