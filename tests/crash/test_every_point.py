@@ -26,7 +26,7 @@ def test_every_crash_point(name: str, explorers: Explorers, verify: Verify) -> N
     # What a death before an operation leaves, a death after the last write has left, mostly; refusals kill nobody: so of these
     # some are tried here, and all of them by `make soak`.
     report = explorer.explore(("after", "during"))
-    report = report.plus(explorer.explore(("before", "raise"), step=3)).plus(explorer.explore(("refuse",), step=6))
+    report = report.plus(explorer.explore(("before", "raise"), step=4)).plus(explorer.explore(("refuse",), step=6))
     reached = report.points + report.passed_over
     assert reached >= len(explorer.baseline.operations), "many operations were not reached"
     verify(report)
