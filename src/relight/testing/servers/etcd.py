@@ -10,7 +10,6 @@ import importlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from relight.clock import SYSTEM_CLOCK, block
+from relight.testing.servers.ports import free_ports
 
 START_SECONDS = 20.0
 STOP_SECONDS = 5.0
@@ -69,7 +69,7 @@ class EtcdServer:
         self._certificate = certificate
         self._options = options
         self.name = name
-        self._members = members or free_ports([name])
+        self._members = members or member_ports([name])
         self._ports = self._members[name]
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -251,10 +251,7 @@ def _run(command: Sequence[str], folder: str) -> bool:
         return False
 
 
-def free_ports(names: Sequence[str]) -> dict[str, Ports]:
-    """Ports nobody listens on. All are held until all are chosen, or one would be chosen twice."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(len(names) * len(Ports._fields))]
-    ports = iter([one.getsockname()[1] for one in sockets])
-    for one in sockets:
-        one.close()
+def member_ports(names: Sequence[str]) -> dict[str, Ports]:
+    """For the members of a cluster, by name."""
+    ports = iter(free_ports(len(names) * len(Ports._fields)))
     return {name: Ports(next(ports), next(ports), next(ports)) for name in names}

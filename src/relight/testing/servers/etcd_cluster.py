@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from relight.clock import SYSTEM_CLOCK, block
-from relight.testing.servers.etcd import POLL_SECONDS, START_SECONDS, EtcdServer, free_ports
+from relight.testing.servers.etcd import POLL_SECONDS, START_SECONDS, EtcdServer, member_ports
 
 NAMES = ("a", "b", "c")
 ASK_SECONDS = 0.5
@@ -28,7 +28,7 @@ class EtcdCluster:
     """Members keep their ports and data over any number of lives. See `EtcdServer` about threads."""
 
     def __init__(self, directory: Path, program: Path) -> None:
-        ports = free_ports(NAMES)
+        ports = member_ports(NAMES)
         self.members = [EtcdServer(directory / name, program, name=name, members=ports) for name in NAMES]
 
     def __enter__(self) -> Self:

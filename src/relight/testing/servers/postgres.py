@@ -13,7 +13,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
@@ -21,6 +20,8 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
+
+from relight.testing.servers.ports import free_ports
 
 PR_SET_PDEATHSIG = 1
 START_SECONDS = 60.0
@@ -52,7 +53,7 @@ class PostgresServer:
         self._bin = _usable(find_binaries(), self._as_nobody, self._folder)
         self.data = self._folder / "data"
         self.log = self._folder / "log"
-        self.port = _free_port()
+        (self.port,) = free_ports(1)
         self._process: subprocess.Popen[bytes] | None = None
         self._databases = 0
 
@@ -256,10 +257,3 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         return
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
