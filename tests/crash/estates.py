@@ -90,6 +90,19 @@ async def parent(who: str) -> str:
 
 
 @flow
+async def faithful(who: str) -> str:
+    """Waits for a run that somebody else has started, again and again until it has come to a good end."""
+    awaited = await spawn(tree, "given-up", id="given-up")
+    while True:
+        try:
+            found = await awaited
+        except RunCancelledError:
+            await sleep("20ms")
+        else:
+            return await work(f"{who} joined {found[-1]}")
+
+
+@flow
 async def listening(who: str) -> str:
     """Waits for a signal; in memory, because it is busy with something else, too."""
     heard, _ = await asyncio.gather(wait_for("go", str), stuck(f"{who} busy"))
@@ -400,7 +413,7 @@ async def resumed_by_hand(rl: Relight, life: Life) -> Any:
         row = await _row(life.store, run_id)
         assert (row.status, row.owner) in ((Status.CANCELLED, None), (Status.PAUSED, None)), f"in between: {row}"
         await rl.resume(run_id)
-    await life.until(lambda: _completed(life, *ASKED))
+    await life.until(lambda: _completed(life, *ASKED, "faithful"))
     return await _outcome(life)
 
 
@@ -423,6 +436,8 @@ async def _leave_to_be_resumed(rl: Relight, life: Life) -> None:
     await rl.start("tree", "given-up", id="given-up")
     await rl.start("parked", "paused", id="paused")
     await _has_begun(life, "orphan two", "given-up left stuck", "given-up right stuck")
+    await rl.start("faithful", "faithful", id="faithful")
+    await life.reached("faithful", Status.WAITING)
     await (await rl.get("paused")).pause()
     await life.reached("paused", Status.PAUSED)
     await _tell(store, "paused", MessageKind.SIGNAL, "now", "go")

@@ -31,11 +31,8 @@ from relight.errors import ConfigError, DefinitionError, RunCancelled
 from relight.model.journal import CancelRequested
 from relight.model.run import Message, MessageKind
 from relight.testing.clock import START, FakeClock
+from tests.flows.calls import finish
 from tests.flows.world import World, until
-
-
-async def finish(world: World, run_id: str) -> Any:
-    return await (await world.rl.get(run_id)).result(timeout="5s")
 
 
 async def cancelled(world: World, run_id: str, reason: str = "cancelled by request") -> None:

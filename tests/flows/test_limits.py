@@ -9,6 +9,7 @@ import pytest
 from relight import RelightError, Retry, flow, foreach, parallel, sleep, spawn, step, wait_for
 from relight.errors import StoreUnavailableError
 from relight.lifecycle import hold, lookout
+from tests.flows.watching import turns
 from tests.flows.world import World, until
 
 MANY = 40
@@ -271,8 +272,7 @@ async def begin_closing(world: World) -> asyncio.Task[None]:
     orchestrator = world.rl.orchestrator
     closing = asyncio.create_task(world.close())
     await until(lambda: orchestrator.stopping)
-    for _ in range(100):
-        await asyncio.sleep(0)
+    await turns(100)
     assert orchestrator.live
     return closing
 

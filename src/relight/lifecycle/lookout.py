@@ -43,7 +43,7 @@ class Lookout:
     def start(self) -> None:
         self._services.store.watch(self._changed)
         self._changed(News.DUE | News.MAIL | News.HELD)
-        self._task = start_task(self._services.loop, self._attend(), None, "relight-lookout")
+        self._task = start_task(self._services.loop, self._passes(), None, "relight-lookout")
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -110,7 +110,7 @@ class Lookout:
 
     # ---- the passes
 
-    async def _attend(self) -> None:
+    async def _passes(self) -> None:
         """One pass after the other, whenever something wants one; never two at once."""
         patience = Patience()
         orchestrator, loop = self._orchestrator, self._services.loop

@@ -274,7 +274,7 @@ class Explorer:
             if ended is None:
                 return
             if life == first:
-                trial.operations, trial.opened = ended.operations, ended.opened
+                trial.operations, trial.later = ended.operations, ended.later
             if witnessed:
                 if life - first + 1 == len(trial.plans):
                     return
@@ -286,7 +286,7 @@ class Explorer:
     def _live(self, trial: Trial, number: int, plan: CrashPlan, server: ForkServer | None = None) -> Outcome | None:
         """One process. None: it ended in a way that no plan explains."""
         found = trial.directory / f"outcome-{number}"
-        later = number == 1 + self._prepares and self._baseline is not None and self._baseline.opened
+        later = number == 1 + self._prepares and self._baseline is not None and self._baseline.later
         argument = {
             "scenario": self.scenario,
             "arguments": self._arguments,

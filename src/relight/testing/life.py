@@ -44,7 +44,7 @@ class Life(msgspec.Struct):
     store: Store  # the real one: looking at it is not counted and never crashes
     points: CrashPoints  # those of this process
     unfinished: bool = False  # set by `again`
-    opened: bool = False  # set by `begins`
+    later: bool = False  # set by `begins`: operations are those since then
 
     def facts(self, what: str, label: str = "") -> list[Line]:
         """What is in the ledger so far, of all lives."""
@@ -60,7 +60,7 @@ class Life(msgspec.Struct):
     def begins(self) -> None:
         """What this life is about begins here: operations are numbered from the next one on. How many it takes to come here
         depends on timing, and none of them is a crash point."""
-        self.opened = True
+        self.later = True
         self.points.begin()
 
     def die(self) -> NoReturn:
@@ -169,5 +169,5 @@ async def _live(order: dict[str, Any]) -> Outcome:
         unfinished=life.unfinished,
         operations=store.operations,
         fired=store.fired,
-        opened=life.opened,
+        later=life.later,
     )

@@ -20,7 +20,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     unfinished: bool = False  # the scenario wants another life
     operations: list[str] = []
     fired: bool = False
-    opened: bool = False  # what the life was about began later: operations are those since then
+    later: bool = False  # what the life was about began later: operations are those since then
 
 
 class Trial(msgspec.Struct, kw_only=True):
@@ -29,7 +29,7 @@ class Trial(msgspec.Struct, kw_only=True):
     plans: list[CrashPlan]
     directory: Path
     operations: list[str] = []  # of the first life under a plan, if it was not killed
-    opened: bool = False  # as of the outcome
+    later: bool = False  # as of the outcome
     outcome: Outcome = msgspec.field(default_factory=Outcome)
     lines: list[Line] = []
     audit: Audit = msgspec.field(default_factory=Audit)

@@ -88,7 +88,7 @@ class EtcdLeases:
         self._call_seconds = min(MAX_CALL_SECONDS, ttl_seconds * MAX_CALL_PART)
         self._lease = 0
         self._ended.clear()
-        self._connection = Connection(self._address, max(OPENING_SECONDS, self._call_seconds))
+        self._connection = Connection(self._address, OPENING_SECONDS)
         try:
             await self._connection.read(self._keys.session(owner))  # also tells the revision that watches begin at
         except BaseException:
@@ -108,7 +108,7 @@ class EtcdLeases:
             if self._lease and await self._etcd.keep_alive(self._lease):
                 return False
             await self._begin()
-            self._etcd.seconds = self._call_seconds
+            self._etcd.seconds = self._call_seconds  # from now on somebody's runs depend on it
             return True
 
     async def _begin(self) -> None:
