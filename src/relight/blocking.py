@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import os
 import threading
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from relight.durations import Duration
 from relight.errors import RelightError
 from relight.flow.definitions import Flow
+from relight.flow.scope import CURRENT, Scope
 from relight.handle import Handle
 from relight.model.run import ItemResult, Page, Run, Status
 from relight.recovery.explain import Explanation
@@ -62,6 +64,7 @@ class BlockingRelight:
 
     def __init__(self, relight: Relight) -> None:
         self.relight = relight
+        self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="relight-loop", daemon=True)
 
@@ -75,6 +78,8 @@ class BlockingRelight:
         return self
 
     def close(self) -> None:
+        if self._pid != os.getpid():
+            return  # a fork's copy, without the thread: it is the parent's to close
         try:
             self.call(self.relight.close())
         finally:
@@ -89,6 +94,9 @@ class BlockingRelight:
         if self._loop.is_closed():
             operation.close()
             raise RelightError("this Relight is closed: use it inside `with Relight(...)`")
+        if self._pid != os.getpid() or type(CURRENT.get()) is Scope:
+            operation.close()
+            _ = self.relight.services  # says what is wrong
         if threading.get_ident() == self._thread.ident:
             operation.close()
             raise RelightError(

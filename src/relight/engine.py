@@ -20,6 +20,7 @@ from relight.config import Config, load_config
 from relight.errors import (
     ConfigError,
     DefinitionError,
+    FlowCodeError,
     RelightError,
     RunNotFoundError,
     RunStateError,
@@ -27,9 +28,12 @@ from relight.errors import (
 )
 from relight.flow.definitions import Flow
 from relight.flow.registry import REGISTRY
-from relight.flow.scope import install_task_factory, remove_task_factory
+from relight.flow.scope import CURRENT, Scope
+from relight.flow.user_threads import hand_down_context, leave_threads_alone
 from relight.handle import Handle
 from relight.lifecycle.background import Background
+from relight.lifecycle.blocking_watch import BlockingWatch
+from relight.lifecycle.bodies import Bodies
 from relight.lifecycle.fork import fork
 from relight.lifecycle.keeper import Keeper
 from relight.lifecycle.orchestrator import Orchestrator
@@ -82,6 +86,7 @@ class Relight:
         self._orchestrator: Orchestrator | None = None
         self._recovery: OrphanRecovery | None = None
         self._blocking: BlockingRelight | None = None
+        self._pid = 0  # of the process that has it open
 
     # ---- life
 
@@ -142,6 +147,8 @@ class Relight:
             clock=await self._clock_of(store, clock),
             entropy=self._entropy,
             threads=Threads(loop, self.config.max_threads),
+            bodies=Bodies(loop),
+            watch=BlockingWatch(),
             background=Background(loop),
             registry=REGISTRY,
             config=self.config,
@@ -158,7 +165,8 @@ class Relight:
             bury(owner)
             raise
         self._services, self._orchestrator, self._recovery = services, orchestrator, recovery
-        install_task_factory(loop)
+        self._pid = os.getpid()
+        hand_down_context()
         services.recorder.start()
         orchestrator.start()
         if isinstance(services.clock, StoreClock):
@@ -205,6 +213,8 @@ class Relight:
         end the session; close the store."""
         if self._services is None or self._orchestrator is None or self._recovery is None:
             return
+        if self._pid != os.getpid():  # a fork's copy: it is the parent's to close
+            return
         services, orchestrator, recovery = self._services, self._orchestrator, self._recovery
         if self._recovers:
             with contextlib.suppress(ValueError):
@@ -214,17 +224,29 @@ class Relight:
             services.recorder.hurry(self.config.shutdown_grace_seconds)
             await orchestrator.stop(self.config.shutdown_grace_seconds)
             await services.background.stop()
+            await services.bodies.stop()
             await services.recorder.stop()
             await services.keeper.stop()
             await services.store.close()
         finally:
+            leave_threads_alone()
+            services.watch.stop()
             services.keeper.fall_silent()  # broken off half-way, nobody drives its runs: its heartbeats must not say otherwise
             bury(services.owner)
-            remove_task_factory(services.loop)
             self._services = self._orchestrator = self._recovery = None
 
     @property
     def services(self) -> Services:
+        if type(CURRENT.get()) is Scope:
+            raise FlowCodeError(
+                "flow code used a Relight, or a handle from it: every replay would do so again. To execute another flow, call it "
+                "(a child run) or spawn() it (a run of its own, with an id); anything else belongs into a step"
+            )
+        if self._pid not in (0, os.getpid()):
+            raise RelightError(
+                "this Relight was opened before this process was forked, and its threads and connections stayed with the parent: "
+                "open one in each process, after the fork"
+            )
         if self._services is None:
             raise RelightError(
                 "this Relight is not open: use it inside `async with Relight(...)` or `with Relight(...)`"

@@ -11,11 +11,12 @@
     ├── RunStateError                 the run's status does not allow what was asked
     ├── RunFailedError                result() of a run that failed; `cause` is the flow's own exception, rebuilt
     ├── RunCancelledError             result() of a run that was cancelled
-    ├── StepError                     stands in for a step's exception whose class no longer exists
+    ├── StepError                     stands in for an exception that cannot be raised: its class is gone, or ends programs
     │   ├── StepTimeoutError          the step ran past its timeout (also a TimeoutError)
     │   └── StepInterruptedError      on_crash="fail": the process died while the step was running
     ├── NonDeterminismError           the flow asks for something else than its journal holds
     ├── VersionMismatchError          a step's code changed under version_mismatch="fail"
+    ├── FlowCodeError                 flow code does something that replay cannot repeat, or forgot an await
     ├── OutsideRunError               a durable operation was called where no run is alive
     └── StoreError                    the store did not take or give what it should
         ├── StoreUnavailableError     disk full, I/O error, server gone: nothing is known to be written
@@ -109,6 +110,10 @@ class NonDeterminismError(RelightError):
 
 class VersionMismatchError(RelightError):
     """A recorded step's code has changed and version_mismatch is "fail"."""
+
+
+class FlowCodeError(RelightError, RuntimeError):
+    """Flow code does something that replay cannot repeat (I/O, a thread, another loop's future), or forgot an await."""
 
 
 class OutsideRunError(RelightError, RuntimeError):

@@ -45,6 +45,7 @@ class Token(enum.StrEnum):
     READ_FAILED = "READ_FAILED"
     CHECKPOINT_FAILED = "CHECKPOINT_FAILED"
     RECOVERY_FAILED = "RECOVERY_FAILED"
+    FLOW_BLOCKS = "FLOW_BLOCKS"
     UNWIND_STUCK = "UNWIND_STUCK"
     CANCEL_FORCED = "CANCEL_FORCED"
     INTERNAL_ERROR = "INTERNAL_ERROR"
@@ -67,7 +68,7 @@ MEANING: dict[Token, str] = {
     Token.STEP_RETRYING: "an attempt of a step failed and another follows",
     Token.RUN_RETRYING: "an attempt of a flow failed and another follows",
     Token.FINGERPRINT_MISMATCH: "a recorded step's code or options have changed since; version_mismatch decides",
-    Token.INPUT_MISMATCH: "a recorded step is asked for with other arguments than before; version_mismatch decides",
+    Token.INPUT_MISMATCH: "a recorded step is asked for with other arguments than before; the run is held (rerun: executes it)",
     Token.FOREACH_CUT: "an item of a sequential foreach has changed; it goes on from that item",
     Token.DEFINITION_MISSING: "a run's flow is not registered; the run is held until it is",
     Token.DEFINITION_FOUND: "a flow was registered and the runs held for it go on",
@@ -82,6 +83,7 @@ MEANING: dict[Token, str] = {
     Token.READ_FAILED: "the store did not answer what a flow needs to go on; it is asked again",
     Token.CHECKPOINT_FAILED: "a checkpoint could not be written; the journal stays whole and it is tried again later",
     Token.RECOVERY_FAILED: "taking up a run failed for a passing reason; it is tried again",
+    Token.FLOW_BLOCKS: "flow code runs for longer than a second without awaiting anything; the line names its place",
     Token.UNWIND_STUCK: "a flow did not let itself be taken out of memory in time and was abandoned",
     Token.CANCEL_FORCED: "a cancelled run did not finish its clean-up within cancel_grace",
     Token.INTERNAL_ERROR: "a task of the engine itself broke; this is a bug worth reporting, with the traceback",

@@ -411,6 +411,8 @@ async def test_a_step_the_flow_gave_up_on_is_given_up_on_again_by_replay(world: 
 
     rl = await world.open()
     run = await rl.start(patient, id="r")
+    await until(lambda: calls)
+    world.clock.advance(0.02)
     await world.until_status("waiting", run)
     rl = await world.crash_and_reopen()
     await (await rl.get("r")).signal("go")
@@ -421,7 +423,7 @@ async def test_a_step_the_flow_gave_up_on_is_given_up_on_again_by_replay(world: 
 @pytest.mark.parametrize("what", ["step", "retried", "sleep", "signal", "child", "spawn", "join"])
 @pytest.mark.parametrize("commit", [1, 2])
 async def test_giving_up_while_a_commit_is_under_way(world: World, what: str, commit: int):
-    """The flow's own timeout strikes while the operation waits for its first or second commit: replay goes the same way."""
+    """The flow's own timeout is due while the operation waits for its first or second commit: replay goes the same way."""
 
     @step
     async def done() -> str:
@@ -474,7 +476,7 @@ async def test_giving_up_while_a_commit_is_under_way(world: World, what: str, co
     async def slow_commit(batch: Any) -> Any:
         commits.append(1)
         if len(commits) == 1 + commit:  # the first is that of the signal which lets it begin
-            await asyncio.sleep(0.1)
+            world.clock.advance(0.05)
         return await plain(batch)
 
     store.commit = slow_commit
@@ -549,8 +551,12 @@ async def test_a_child_run_the_flow_gave_up_on(world: World):
 
     rl = await world.open()
     run = await rl.start(parent, id="r")
-    await world.until_status("waiting", run)
     once = ["begun", "cleaned up", "too late"]
+    for turn in range(2):
+        await until(lambda turn=turn: len(calls) == 3 * turn + 1)
+        await world.until_status("waiting", run)
+        world.clock.advance(0.02)
+    await until(lambda: _waits_for(world, "r", "go"))
     assert calls == once * 2
     rl = await world.crash_and_reopen()
     run = await rl.get("r")
@@ -578,7 +584,10 @@ async def test_given_up_in_an_attempt_of_a_flow_that_is_retried(world: World):
             return await slow()
 
     rl = await world.open()
-    assert await rl.run(impatient) == "at last"
+    run = await rl.start(impatient)
+    await until(lambda: calls)
+    world.clock.advance(0.02)
+    assert await run.result("10s") == "at last"
     assert calls == ["slow", "slow"]
 
 
@@ -607,22 +616,31 @@ async def test_a_step_whose_body_raises_cancelled_error_by_itself(world: World):
 
 
 async def test_a_signal_that_comes_as_the_flow_gives_up_is_kept_for_the_next_wait(world: World):
-    waiting: list[asyncio.Task[Any]] = []
+    gate = asyncio.Event()
+    message = Message(run_id="r", kind=MessageKind.SIGNAL, name="answer", payload=b'"yes"')
+
+    @step
+    async def enough() -> None:
+        await gate.wait()
+        # Its end and the signal are recorded in one commit, in this order.
+        asyncio.get_running_loop().call_soon(live.deliver, message)
 
     @flow
     async def impatient() -> list[str]:
-        waiting.append(asyncio.create_task(wait_for("answer")))
-        await asyncio.wait(waiting)
-        return [str(waiting[0].cancelled()), await wait_for("answer", str)]
+        waiting = asyncio.create_task(wait_for("answer"))
+        await enough()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        return [str(waiting.cancelled()), await wait_for("answer", str)]
 
     rl = await world.open()
     run = await rl.start(impatient, id="r")
+    live = rl.orchestrator.live["r"]
     await until(lambda: _count(world, "r", j.WaitStarted, 1))
-    message = Message(run_id="r", kind=MessageKind.SIGNAL, name="answer", payload=b'"yes"')
     (message.id,) = await rl.services.store.post([message])  # type: ignore[assignment]
-    rl.orchestrator.live["r"].deliver(message)
-    waiting[0].cancel()  # in the same turn of the loop
+    gate.set()
     assert await run.result("10s") == ["True", "yes"]
+    assert await _count(world, "r", j.SignalReceived, 2)
 
 
 async def test_a_wait_the_flow_gave_up_on_does_not_take_a_later_signal(world: World):
@@ -637,6 +655,8 @@ async def test_a_wait_the_flow_gave_up_on_does_not_take_a_later_signal(world: Wo
 
     rl = await world.open()
     run = await rl.start(impatient, id="r")
+    await until(lambda: _waits_for(world, "r", "answer"))
+    world.clock.advance(0.02)
     await until(lambda: _waits_for(world, "r", "late"))
     await run.signal("answer", "too late")
     rl = await world.crash_and_reopen()
@@ -784,7 +804,10 @@ async def test_values_drawn_in_branches_replay_in_their_branch(world: World):
 
     world.entropy.number = 0.25
     rl = await world.open()
-    await world.until_status("waiting", await rl.start(drawing))
+    run = await rl.start(drawing)
+    await world.until_status("waiting", run)
+    world.clock.advance(0.003)
+    await until(lambda: _waits_for(world, run.id, "go"))
     world.entropy.number = 0.75
     await world.crash_and_reopen()
     await until(lambda: len(seen) == 2)

@@ -106,7 +106,7 @@ async def test_one_after_the_other_or_so_many_at_once(world: World):
     async def work(n: int) -> int:
         active.append(n)
         most.append(len(active))
-        for _ in range(5):
+        for _ in range(50):  # turns in which the others begin
             await asyncio.sleep(0)
         active.remove(n)
         return n

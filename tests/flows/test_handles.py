@@ -402,7 +402,7 @@ async def test_a_cancelled_flow_may_sleep_in_its_clean_up_within_the_grace(world
     run = await rl.start(cleaning, id="r")
     await world.until_status("waiting", run)
     await run.cancel()
-    await until(lambda: "$sleep" in rl.orchestrator.live["r"].waits)
+    await until(lambda: "$sleep" in rl.orchestrator.live["r"].pending)
     world.clock.advance("10s")
     await cancelled(world, "r")
 
@@ -992,13 +992,17 @@ def test_a_blocking_engine_refuses_its_own_loop():
 
     with Relight("memory:") as rl:
 
-        @flow
-        async def misusing() -> str:
+        @step
+        async def misuse() -> str:
             try:
                 rl.run(nothing)
             except RelightError as error:
                 return str(error)
             return "no error"
+
+        @flow
+        async def misusing() -> str:
+            return await misuse()
 
         assert "was used on its own event loop" in rl.run(misusing)
 

@@ -42,10 +42,11 @@ async def test_more_runs_than_rooms_all_complete(world: World, rooms: int):
     @flow
     async def calculate(x: int) -> int:
         nonlocal most
-        most = max(most, len(world.rl.orchestrator.live))
+        most = max(most, len(live))
         return await double(await double(x))
 
     rl = await world.open(max_concurrent_runs=rooms)
+    live = rl.orchestrator.live
     runs = await asyncio.gather(*(rl.start(calculate, n, id=f"r{n}") for n in range(MANY)))
     assert await asyncio.gather(*(run.result(timeout="20s") for run in runs)) == [4 * n for n in range(MANY)]
     assert 1 <= most <= rooms
@@ -371,15 +372,15 @@ async def test_a_run_that_is_being_paused_at_shutdown_finishes_its_step_and_is_p
 
 
 async def test_a_run_that_is_being_parked_at_shutdown_is_parked(world: World):
-    leaving, gate = asyncio.Event(), asyncio.Event()
+    leaving, gate = threading.Event(), threading.Event()
 
     @flow
-    async def tidy() -> object:
+    def tidy() -> object:
         try:
-            return await wait_for("go")
+            return wait_for("go")
         finally:
             leaving.set()
-            await gate.wait()
+            gate.wait()
 
     rl = await world.open(shutdown_grace="20s", park_after=0)
     run = await rl.start(tidy)

@@ -391,10 +391,14 @@ async def test_an_operation_that_begins_as_its_run_is_paused_does_not_break_off_
     async def quick() -> str:
         return "quick"
 
-    async def told_just_now() -> None:
+    @step
+    async def slow_has_begun() -> None:
         await begun.wait()
-        live = rl.orchestrator.live["r"]
-        if not live.recovered and not gate.is_set():
+
+    async def told_just_now() -> None:
+        await slow_has_begun()
+        live = orchestrator.live["r"]
+        if not gate.is_set():
             live.deliver(Message(run_id="r", kind=MessageKind.PAUSE, id=1_000_000))
         operations: dict[str, Callable[[], Any]] = {
             "wait": lambda: wait_for("go", timeout=0, default=None),
@@ -411,53 +415,12 @@ async def test_an_operation_that_begins_as_its_run_is_paused_does_not_break_off_
         return working.result()
 
     rl = await world.open()
+    orchestrator = rl.orchestrator
     run = await rl.start(grouped, id="r")
-    await begun.wait()
-    await turns()
+    await until(lambda: orchestrator.live["r"].departing)
     gate.set()
     await world.until_status("paused", run)
     assert calls == ["finished"]
     await run.resume()
     assert await run.result(timeout="10s") == "slow"
     assert calls == ["finished"]
-
-
-async def test_code_between_two_operations_does_not_break_off_a_step_of_another_branch(world: World):
-    gate, between = asyncio.Event(), asyncio.Event()
-    calls: list[str] = []
-
-    @step
-    async def slow() -> str:
-        calls.append("begun")
-        await gate.wait()
-        calls.append("finished")
-        return "slow"
-
-    @step
-    async def next_one() -> str:
-        calls.append("next")
-        return "next"
-
-    async def other() -> str:
-        await between.wait()  # plain code, which no shutdown waits for
-        return await next_one()
-
-    @flow
-    async def grouped() -> list[str]:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(slow()), group.create_task(other())]
-        return [task.result() for task in tasks]
-
-    rl = await world.open()
-    run = await rl.start(grouped, id="r")
-    await until(lambda: calls)
-    await run.pause()
-    await until(lambda: rl.orchestrator.live["r"].departing)
-    between.set()  # asks for its step now, and is held back
-    await turns()
-    gate.set()
-    await world.until_status("paused", run)
-    assert calls == ["begun", "finished"]
-    await run.resume()
-    assert await run.result() == ["slow", "next"]
-    assert calls == ["begun", "finished", "next"]

@@ -352,7 +352,7 @@ async def test_a_spawned_run_awaited_twice_and_by_two_branches(world: World):
     run = await rl.start(order)
     await until(lambda: exists(world, "s"))
     await world.until_status("waiting", await rl.get("s"))
-    await until(lambda: len(rl.orchestrator.live[run.id].waits) == 2)
+    await until(lambda: sum(one.waiting for one in rl.orchestrator.live[run.id].pending.values()) == 2)
     await (await rl.get("s")).signal("go", "x")
     assert await run.result(timeout="5s") == ["x", "x", "x"]
 

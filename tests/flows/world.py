@@ -21,7 +21,7 @@ from relight.backends.postgres import PostgresStore
 from relight.backends.sqlite.store import SqliteStore
 from relight.clock import SYSTEM_ENTROPY
 from relight.flow.registry import REGISTRY
-from relight.flow.scope import remove_task_factory
+from relight.lifecycle import hold
 from relight.model.journal import AnyEvent, Journal, decode_event
 from relight.model.replay import TreeState, restore
 from relight.model.run import News
@@ -166,12 +166,12 @@ class World:
             orchestrator.lookout._task,
             engine._recovery._task,
         ]
-        tasks += services.background._tasks
+        tasks += [*services.background._tasks, *services.bodies.tasks]
         for run in orchestrator.live.values():
             run.stopping, run.departing = "crashed", True
-            tasks += [run.main, *run.tasks]
-            for thread in run.threads:
-                tasks += thread.operations
+            hold.stop_bodies(run)
+            run.loop.unwind("crashed")
+            run.turns.unwind("crashed")
         left = {task for task in tasks if task is not None and not task.done()}
         deadline = time.monotonic() + DEADLINE_SECONDS
         while (
@@ -181,7 +181,7 @@ class World:
                 task.cancel()
             _, left = await asyncio.wait(left, timeout=0.05)
         await store.inner.close()
-        remove_task_factory(services.loop)
+        services.watch.stop()
         engine._services = engine._orchestrator = engine._recovery = None
 
     async def crash_and_reopen(self, **config: Any) -> Relight:

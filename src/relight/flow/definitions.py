@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from relight.durations import Duration, parse_duration
@@ -78,9 +78,16 @@ class Step(Definition[P, R]):
     kind = "step"
 
     def __init__(
-        self, fn: Callable[P, R], name: str | None, retry: Retry | None, timeout: Duration | None, on_crash: OnCrash
+        self,
+        fn: Callable[P, R],
+        name: str | None,
+        retry: Retry | None,
+        timeout: Duration | None,
+        on_crash: OnCrash,
+        volatile: Collection[str] = (),
     ) -> None:
         super().__init__(fn, name, retry, timeout)
+        self.arguments.volatile = _parameters(self, volatile)
         if on_crash not in ("rerun", "fail"):
             raise DefinitionError(f"{self.what}: on_crash takes 'rerun' or 'fail', not {on_crash!r}")
         self.on_crash = on_crash
@@ -95,11 +102,8 @@ class Step(Definition[P, R]):
         scope = CURRENT.get()
         if type(scope) is not Scope:  # outside a run, or inside a step's body: a plain function
             return self.fn(*args, **kwargs)
-        if scope.thread is not None:
-            return scope.perform(scope.run.step(scope, self, args, kwargs))  # type: ignore[no-any-return]  # it is R here
-        operation = scope.run.step(None, self, args, kwargs)
-        operation.__name__ = self.name  # type: ignore[attr-defined]  # the name of a task made of it, and so of its scope
-        return operation  # type: ignore[return-value]  # what R is depends on the caller, see `step`
+        call = scope.run.step(scope, self, args, kwargs)
+        return call if scope.thread is None else scope.perform(call)  # type: ignore[return-value]  # R depends on the caller
 
 
 class Flow(Definition[P, R]):
@@ -117,9 +121,16 @@ class Flow(Definition[P, R]):
         scope = CURRENT.get()
         if type(scope) is not Scope:
             return self.fn(*args, **kwargs)
-        operation = scope.run.child(scope.explicit, self, args, kwargs)
-        operation.__name__ = self.name  # type: ignore[attr-defined]  # as above
-        return scope.perform(operation)  # type: ignore[no-any-return]  # R, or a coroutine of it
+        return scope.perform(scope.run.child(scope, self, args, kwargs))  # type: ignore[no-any-return]  # as above
+
+
+def _parameters(step: Step[..., Any], volatile: Collection[str]) -> frozenset[str]:
+    """The names of parameters, as a user gave them."""
+    known = inspect.signature(step.fn).parameters
+    if isinstance(volatile, str) or not all(name in known for name in volatile):
+        takes = ", ".join(known) or "none"
+        raise DefinitionError(f"{step.what}: volatile takes names of its parameters ({takes}), not {volatile!r}")
+    return frozenset(volatile)
 
 
 def return_annotation(fn: Callable[..., Any]) -> Any:
@@ -142,6 +153,7 @@ def step(
     retry: Retry | None = None,
     timeout: Duration | None = None,
     on_crash: OnCrash = "rerun",
+    volatile: Collection[str] = (),
 ) -> _StepDecorator: ...
 def step(
     fn: Callable[..., Any] | None = None,
@@ -151,16 +163,20 @@ def step(
     retry: Retry | None = None,
     timeout: Duration | None = None,
     on_crash: OnCrash = "rerun",
+    volatile: Collection[str] = (),
 ) -> Any:
     """Make a function a step: `@step` or `@step(retry=Retry(3), timeout="30s", on_crash="fail", name="charge")`.
 
     A crash while it runs repeats it, once per crash; `on_crash="fail"` forbids that: its start is journaled first, and
     recovery raises StepInterruptedError in the flow instead. A timeout counts from the attempt's first start, also across a
     crash. A sync step that outlives its timeout is abandoned, not stopped: Python cannot stop a thread.
+
+    On replay a step must be asked for with the arguments it was recorded with, or the run is held. `volatile` names parameters
+    that are not compared: what differs each time, or is large and follows from the rest (an agent's whole conversation).
     """
     if fn is None:
-        return lambda f: Step(f, name, retry, timeout, on_crash)
-    return Step(fn, name, retry, timeout, on_crash)
+        return lambda f: Step(f, name, retry, timeout, on_crash, volatile)
+    return Step(fn, name, retry, timeout, on_crash, volatile)
 
 
 @overload

@@ -30,7 +30,7 @@ def sleep(duration: Duration) -> Any:
     seconds = parse_duration(duration, "sleep()")
     scope = current_scope("sleep()")
     if scope is not None:
-        return scope.perform(scope.run.sleep(scope.explicit, seconds))
+        return scope.perform(scope.run.sleep(scope, seconds))
     if _in_event_loop():
         return asyncio.sleep(seconds)  # noqa: TID251 - outside a run this is what a flow's sleep means
     return block(seconds)
@@ -48,7 +48,7 @@ def wait_for(name: str, type: Any = Any, timeout: Duration | None = None, defaul
     scope = current_scope("wait_for()")
     if scope is None:
         raise OutsideRunError(f"wait_for({name!r}) needs a run to be signalled: start the flow with Relight.start()")
-    return scope.perform(scope.run.wait_for(scope.explicit, name, type, seconds, default))
+    return scope.perform(scope.run.wait_for(scope, name, type, seconds, default))
 
 
 def foreach(items: Iterable[T], each: Callable[[T], Any], concurrency: int = 1) -> Any:
@@ -64,7 +64,7 @@ def foreach(items: Iterable[T], each: Callable[[T], Any], concurrency: int = 1) 
         raise DefinitionError(f"foreach(each={each!r}): give a step, a flow or a function of one item")
     scope = current_scope("foreach()")
     if scope is not None:
-        return scope.perform(scope.run.foreach(scope.explicit, list(items), each, concurrency))
+        return scope.perform(scope.run.foreach(scope, list(items), each, concurrency))
     return _foreach_plain(list(items), each, concurrency)
 
 
@@ -94,14 +94,14 @@ class SpawnedRun(Generic[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         scope = current_scope("awaiting a spawned run") or self._scope
-        return scope.run.join(scope.explicit, self.id, self._flow).__await__()
+        return scope.run.join(scope, self.id, self._flow).__await__()
 
     def result(self) -> T:
         """Wait for the result in a sync flow."""
         scope = current_scope("a spawned run's result()") or self._scope
         if scope.thread is None:
             raise DefinitionError("in an async flow await the spawned run instead of calling result()")
-        return scope.perform(scope.run.join(scope.explicit, self.id, self._flow))  # type: ignore[no-any-return]
+        return scope.perform(scope.run.join(scope, self.id, self._flow))  # type: ignore[no-any-return]
 
 
 def spawn(flow: Flow[..., Any], *args: Any, id: str | None = None, **kwargs: Any) -> Any:  # noqa: A002 - the run's id
@@ -115,12 +115,7 @@ def spawn(flow: Flow[..., Any], *args: Any, id: str | None = None, **kwargs: Any
     scope = current_scope("spawn()")
     if scope is None:
         raise OutsideRunError(f"spawn({flow.name!r}) needs a run around it: use Relight.start() outside flows")
-    here = scope
-
-    async def spawned() -> SpawnedRun[Any]:
-        return SpawnedRun(here, flow, await here.run.spawn(here.explicit, flow, args, kwargs, id))
-
-    return scope.perform(spawned())
+    return scope.perform(scope.run.spawn(scope, flow, args, kwargs, id, lambda run_id: SpawnedRun(scope, flow, run_id)))
 
 
 def now() -> dt.datetime:

@@ -220,11 +220,12 @@ class ArgumentsCodec:
     The signature is looked at on first use, for its annotations may name what is defined later.
     """
 
-    __slots__ = ("_codecs", "_defaults", "_fewest", "_most", "_slots", "fn", "what")
+    __slots__ = ("_codecs", "_defaults", "_fewest", "_most", "_slots", "fn", "volatile", "what")
 
-    def __init__(self, fn: Callable[..., Any], what: str) -> None:
+    def __init__(self, fn: Callable[..., Any], what: str, volatile: frozenset[str] = frozenset()) -> None:
         self.fn = fn
         self.what = what
+        self.volatile = volatile  # parameters that are no part of a digest
         self._slots: Slots | None = None
         self._codecs: list[_ArgumentCodec] = []
         self._defaults: tuple[Any, ...] = ()  # one per slot, as they enter a digest
@@ -292,6 +293,9 @@ class ArgumentsCodec:
         else:
             _, filled = self._fill(args, kwargs)
             values = [d if v is UNPASSED else v for v, d in zip(filled, self._defaults, strict=True)]
+        if self.volatile:
+            names = [slot.name for slot in (self._slots or self._prepare()).slots]
+            values = [None if name in self.volatile else v for name, v in zip(names, values, strict=True)]
         if not values:
             return _NO_ARGUMENTS
         for value in values:

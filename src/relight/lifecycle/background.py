@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
-from relight.flow.scope import start_task
 from relight.telemetry import Token, log
+
+T = TypeVar("T")
+
+
+def start_task(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+    """One of the engine's own tasks, in a context of its own: it is part of no run, whoever starts it."""
+    return loop.create_task(work, name=f"relight-{name}", context=contextvars.Context())
 
 
 class Background:
@@ -19,7 +26,7 @@ class Background:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, Any], name: str) -> None:
-        task = start_task(self._loop, work, None, f"relight-{name}")
+        task = start_task(self._loop, work, name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from relight.clock import Timer
 from relight.errors import (
     DefinitionError,
+    FlowCodeError,
     NonDeterminismError,
     PayloadError,
     StepTimeoutError,
+    StoreError,
     Unwind,
     VersionMismatchError,
 )
 from relight.flow.definitions import Flow
 from relight.flow.payloads import record_error
 from relight.flow.scope import CURRENT, Scope
-from relight.lifecycle import hold, waits
-from relight.lifecycle.replayer import Replayer
+from relight.lifecycle import hold, steps, waits
+from relight.lifecycle.loop import Ready, explain_foreign_future
+from relight.lifecycle.operation import Operation
 from relight.lifecycle.threads import FlowThread
 from relight.model import journal as j
 from relight.model.blob import blob_digest
@@ -33,13 +36,12 @@ if TYPE_CHECKING:
     from relight.lifecycle.run import LiveRun
 
 MAX_RUN_ID = 255
-CATCH_UP_SECONDS = 0.05  # a replayed flow that is given nothing for so long has reached the place where it waits
 
 
 class Call:
     """One call of a flow function: the root run's, or a child run's."""
 
-    __slots__ = ("args", "attempt", "deadline", "flow", "key", "kwargs", "until")
+    __slots__ = ("args", "attempt", "deadline", "flow", "key", "kwargs", "since", "until")
 
     def __init__(
         self,
@@ -55,7 +57,8 @@ class Call:
         self.kwargs = kwargs
         self.key = key
         self.attempt = begun.attempt if begun else 1
-        self.until = begun.until if begun else None  # the end of a back-off that was under way
+        self.until = begun.until if begun else None  # the end of the last back-off,
+        self.since = begun.sequence if begun else 0  # and where the journal says so
         self.deadline = None if flow.timeout_seconds is None else created_at + flow.timeout_seconds
 
 
@@ -74,46 +77,60 @@ def same_input(row: Run, data: bytes) -> bool:
 
 
 async def drive(run: LiveRun, flow: Flow[..., Any]) -> None:
-    """The main task of a run in memory. It ends with the final commit, or with an Unwind that somebody else asked for."""
-    value: Any = None
-    failure: BaseException | None = None
+    """On the program's loop: read what the flow's code needs to begin, and call it."""
     try:
         assert run.created is not None
         data = await run.load(run.created.input, run.created.input_blob)
-        args, kwargs = _open_input(run, flow, data)
-        call = Call(flow, args, kwargs, "", run.created.at, None)
-        call.attempt, call.until = run.attempt, run.retry_until
-        value = await call_flow(run, call, None)
-    except (KeyboardInterrupt, SystemExit):
-        raise  # the process is being stopped: the run stays as it is and is recovered
-    except BaseException as error:  # noqa: BLE001 - how the flow ended is what is recorded next
-        failure = error
-    try:
-        if run.stopping is None:
-            await _finish(run, flow, value, failure)
-    except Unwind:
-        pass  # fenced, or held, in the last moment
-    if run.stopping is not None and not run.departing:
-        await hold.depart_by_itself(run)
-
-
-def _open_input(run: LiveRun, flow: Flow[..., Any], data: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments the run was accepted with. They fitted then: if they do not now, the signature has changed."""
-    try:
-        return flow.arguments.open(data)
-    except PayloadError as error:
+        await run.load_kept()
+        args, kwargs = flow.arguments.open(data)
+    except PayloadError as error:  # they fitted when the run was accepted, so the signature has changed
         why = f"flow {flow.name!r} no longer takes the input this run was started with: {error}; restore it, then resume()"
-        raise run.stuck(Hold.VERSION, VersionMismatchError(why)) from error
+        run.stuck(Hold.VERSION, VersionMismatchError(why))
+    except StoreError as error:
+        run.stuck(Hold.CORRUPT, error)
+    except Unwind:
+        pass  # it left memory before its code was called
+    else:
+        if run.stopping is None and not run.over:
+            run.start(flow, args, kwargs)
+
+
+async def root(run: LiveRun, flow: Flow[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], parent: Scope) -> Any:
+    """The run's main task, on its own loop."""
+    assert run.created is not None
+    call = Call(flow, args, kwargs, "", run.created.at, run.begun_again)
+    return await call_flow(run, call, parent)
+
+
+def ended(run: LiveRun) -> None:
+    """The flow is at rest and its main task has ended: with a result, an error, or because it cannot go on."""
+    main = run.main
+    if main is None or run.stopping is not None:
+        return
+    value: Any = None
+    failure: BaseException | None = asyncio.CancelledError() if main.cancelled() else main.exception()
+    if failure is None:
+        value = main.result()
+    elif run.deadlocked and isinstance(failure, asyncio.CancelledError):
+        failure = FlowCodeError(
+            "the flow waits for something that nothing in its run can bring about: a future, an event, a lock or a queue that "
+            "only other code could serve; put that into a step, or wait_for() a signal"
+        )
+    if isinstance(failure, Unwind) or not run.finish_replay():
+        return  # it was held while its code ran
+    run.services.background.start(_finish(run, value, failure), "finish")
+    run.over = True  # nothing may be told, begun or recorded behind this but the end itself
 
 
 async def call_flow(run: LiveRun, call: Call, parent: Scope | None) -> Any:
     """Call a flow's function until it returns, its retries are used up, or its timeout has passed."""
     flow = call.flow
-    if call.until is not None:
-        await waits.pause(run, parent or Scope(run, call.key, call.key, None), call.key, call.until)
+    if call.until is not None and not (run.replay is not None and run.replay.has_begun_again(call.key, call.since)):
+        scope = parent or Scope(run, call.key, call.key, None)
+        await run.asked(_BackOff(run, scope, call, None))
     while True:
         thread = parent.thread if parent is not None else None
-        scope = Scope(run, call.key, call.key, parent, thread if not flow.is_async else None)
+        scope = Scope(run, call.key, call.key, parent, thread if not flow.is_async else None, ends_branches=True)
         try:
             if (
                 flow.is_async and flow.timeout_seconds is None
@@ -125,70 +142,126 @@ async def call_flow(run: LiveRun, call: Call, parent: Scope | None) -> Any:
                     CURRENT.reset(token)
             else:
                 value = await _with_timeout(run, call, scope)
-        except Exception as error:
+            if scope.branches:
+                await run.loop.end_branches(scope)
+            _check_return(run, call, scope)
+        except Unwind:
+            raise
+        except BaseException as error:
+            if scope.branches and run.stopping is None:
+                await run.loop.end_branches(scope)
+            failure = explain_foreign_future(steps.ordinary(error, flow.what))
             retry = flow.retry
-            if run.stopping is not None or retry is None or not retry.again(call.attempt, error):
-                raise
-            if call.deadline is not None and call.deadline <= run.services.clock.now():
-                raise
-            until = run.services.clock.now() + retry.delay_after(call.attempt, run.services.entropy.random())
-            log(
-                logging.INFO,
-                Token.RUN_RETRYING,
-                f"run {run.run_id(call.key)}: attempt {call.attempt} failed: {error!r}",
-            )
-            run.record(j.RunRetrying(call.key, call.attempt, record_error(error), until))
-            run.set_running()
-            await run.settle()
-            await waits.pause(run, scope, call.key, until)
+            again = retry is not None and run.stopping is None and retry.again(call.attempt, failure)
+            if not again or (call.deadline is not None and call.deadline <= run.services.clock.now()):
+                if failure is error:
+                    raise
+                raise failure from error
+            await run.asked(_BackOff(run, scope, call, failure))
             call.attempt += 1
-            await _remember(run, call.key)
         else:
-            replayer = run.replayer
-            left = None if replayer is None else replayer.left_over(scope)
-            if left is not None and run.cancel_reason is None:
-                raise run.stuck(
-                    Hold.NONDETERMINISM,
-                    NonDeterminismError(f"the flow {flow.name!r} returned where its journal holds {left!r} next"),
-                )
             return value
 
 
-async def _remember(run: LiveRun, key: str) -> None:
-    """Before a flow is called again: bring back what its earlier attempts finished, from the journal."""
-    (journal,) = await run.ask(lambda store: store.read([run.id]))
-    if isinstance(journal, Exception):
-        raise journal
-    state = restore(journal)
-    if run.replayer is None or not key:
-        run.replayer = Replayer(run.services.loop)
-    run.replayer.add(state, key + "/" if key else "")
+def _check_return(run: LiveRun, call: Call, scope: Scope) -> None:
+    """A flow has returned: has it done all that it asked for, and all that its journal holds?"""
+    left = None if run.replay is None else run.replay.left_in(scope)
+    if left is not None and run.cancel_reason is None:
+        error = NonDeterminismError(f"the flow {call.flow.name!r} returned where its journal holds {left!r} next")
+        run.stuck(Hold.NONDETERMINISM, error)
+        raise Unwind(run.stopping)
+    forgotten = [one for one in run.unawaited.values() if one.run_key == call.key]
+    if forgotten:
+        first = forgotten[0]
+        for one in forgotten:
+            one.close()
+        raise FlowCodeError(
+            f"{first.name!r} was called at {first.place} and never awaited, so that it did nothing: write "
+            f"`await {first.name}(...)`"
+        )
+
+
+class _BackOff(Operation):
+    """Between two attempts of a flow: record the failure, wait, and bring back what the attempts so far have finished.
+
+    Its end is not recorded: on replay the flow begins with its newest attempt.
+    """
+
+    __slots__ = ("_alarm", "_call", "_failure")
+
+    kind = "back-off"
+
+    def __init__(self, run: LiveRun, scope: Scope, call: Call, failure: BaseException | None) -> None:
+        key = f"{call.key}/$retry" if call.key else "$retry"
+        super().__init__(run, scope, key)
+        self._call = call
+        self._failure = failure  # None: it is recorded, and the pause is under way
+        self._alarm: waits.Alarm | None = None
+
+    def begin(self) -> None:
+        if self._failure is None:
+            assert self._call.until is not None
+            self._wait(self._call.until)
+            return
+        run, call, retry = self.run, self._call, self._call.flow.retry
+        assert retry is not None
+        until = run.services.clock.now() + retry.delay_after(call.attempt, run.services.entropy.random())
+        text = f"run {run.run_id(call.key)}: attempt {call.attempt} failed: {self._failure!r}"
+        log(logging.INFO, Token.RUN_RETRYING, text)
+        run.record(j.RunRetrying(call.key, call.attempt, record_error(self._failure), until))
+        run.set_running()
+        self._wait(until)
+
+    def _wait(self, until: float) -> None:
+        self.rest()
+        self._alarm = waits.Alarm(self.run, self.key, until, self._due)
+
+    def stop(self) -> None:
+        super().stop()
+        self.silence()
+
+    def silence(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    def _due(self) -> None:
+        self.stir()
+        self.do(self._remember())
+
+    async def _remember(self) -> None:
+        run, key = self.run, self._call.key
+        try:
+            await run.settle()
+            (journal,) = await run.read(lambda store: store.read([run.id]))
+            if isinstance(journal, Exception):
+                raise journal
+            await run.remember(restore(journal), key + "/" if key else "")
+        except Unwind:
+            return
+        except StoreError as error:
+            run.stuck(Hold.CORRUPT, error)
+            return
+        run.tell(self)
+        run.wake()
 
 
 async def _with_timeout(run: LiveRun, call: Call, scope: Scope) -> Any:
     """The call itself. A flow's timeout counts from the run's creation, so a crash does not renew it."""
     if call.deadline is None:
         return await _invoke(run, call, scope)
-    deadline = call.deadline
     task = asyncio.current_task()
     assert task is not None
     expired = False
-    timer: Timer | None = None
-    ahead = -1
 
     def expire() -> None:
-        nonlocal expired, ahead, timer
-        before, ahead = ahead, 0 if run.replayer is None else run.replayer.ahead_of(scope)
-        if ahead and ahead != before:  # it is still on its way to where it was when its time ran out
-            timer = run.services.loop.call_later(CATCH_UP_SECONDS, expire)
-            return
+        nonlocal expired
         expired = True
         task.cancel()
 
-    run.deadlines[call.key] = deadline
+    ready = Ready(expire, (), contextvars.copy_context())
+    timer = waits.Deadline(run, scope, scope.child_path("$timeout"), call.deadline, ready)
+    run.add(timer)
     try:
-        remaining = deadline - run.services.clock.now()
-        timer = run.services.clock.call_later(max(remaining, 0.0), expire)
         return await _invoke(run, call, scope)
     except asyncio.CancelledError:
         if not expired or run.stopping is not None:
@@ -198,9 +271,13 @@ async def _with_timeout(run: LiveRun, call: Call, scope: Scope) -> Any:
             f"flow {call.flow.name!r} did not finish within its timeout of {call.flow.timeout_seconds}s"
         ) from None
     finally:
-        del run.deadlines[call.key]
-        if timer is not None:
-            timer.cancel()
+        timer.cancel()
+
+
+def is_being_cancelled() -> bool:
+    """Whether somebody has cancelled the task that runs this."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def _invoke(run: LiveRun, call: Call, scope: Scope) -> Any:
@@ -212,26 +289,24 @@ async def _invoke(run: LiveRun, call: Call, scope: Scope) -> Any:
             return await fn(*args, **kwargs)
         finally:
             CURRENT.reset(token)
-    if scope.thread is not None:
-        return await scope.thread.call(lambda: fn(*args, **kwargs), scope)
-    thread = FlowThread(run.services.threads, bounded=not scope.holds_thread)
-    scope.thread = thread
-    run.threads.add(thread)
-    try:
-        return await thread.start(lambda: fn(*args, **kwargs), scope)
-    finally:
-        run.threads.discard(thread)
+    thread: Any = scope.thread
+    if thread is not None:
+        return await thread.call(lambda: fn(*args, **kwargs), scope)
+    thread = scope.thread = FlowThread(run.services.threads, run.turns, bounded=not scope.holds_thread)
+    return await thread.start(lambda: fn(*args, **kwargs), scope)
 
 
-async def _finish(run: LiveRun, flow: Flow[..., Any], value: Any, failure: BaseException | None) -> None:
+async def _finish(run: LiveRun, value: Any, failure: BaseException | None) -> None:
     """One commit: the final entry, the status, the parent's notification."""
     now = run.services.clock.now()
+    flow = run.services.registry.find(run.row.flow)
     if run.cancel_reason is not None:
         hold.conclude(run, j.RunCancelled("", run.cancel_reason, now), reason=run.cancel_reason)
     else:
         data = b"null"
         if failure is None:
             try:
+                assert flow is not None
                 data, _ = flow.result.seal(value, run.services.config.payload.max_bytes)
             except Exception as error:  # noqa: BLE001 - a result that cannot be journaled fails the run
                 failure = error
@@ -239,11 +314,10 @@ async def _finish(run: LiveRun, flow: Flow[..., Any], value: Any, failure: BaseE
             output, blob = run.payload(data)
             hold.conclude(run, j.RunCompleted("", output, blob, now), output=b"" if blob else data, output_blob=blob)
         else:
-            record = record_error(failure)
+            record = record_error(steps.ordinary(failure, f"flow {run.row.flow!r}"))
             hold.conclude(run, j.RunFailed("", record, now), error=msgspec.json.encode(record))
-    run.over = True  # from here on nothing may be added behind the final entry
     await run.writer.committed()
-    if run.writer.lost:
-        await hold.hold_back(run)
-    run.ended = True
-    run.host.ended(run)
+    if not run.writer.lost:
+        run.ended = True
+        hold.stop_bodies(run)
+        run.host.ended(run)

@@ -63,7 +63,11 @@ def is_alive(session: Session) -> bool:
 
 def changed_steps(services: Services, state: TreeState) -> tuple[str, ...]:
     """Recorded steps whose code or options are others today."""
-    steps = ((key, outcome.fingerprint) for key, outcome in state.outcomes.items() if outcome.kind == "step")
+    steps = (
+        (key, outcome.fingerprint)
+        for key, outcome in state.outcomes.items()
+        if outcome.kind == "step" and outcome.ending is not Ending.UNSEEN  # nobody is given that
+    )
     return services.registry.changed(steps)
 
 

@@ -39,7 +39,10 @@ async def fork(orchestrator: Orchestrator, run_id: str, from_step: str | None, n
     commit, created = creation(services.config.payload.blob_threshold, flow, forked_id, data, services.clock.now())
     created = msgspec.structs.replace(created, forked_from=run_id)
     commit.entries = [j.encode_event(created)]
-    commit.state = encode_state(TreeState(sequence=1, created=created, outcomes=outcomes))
+    # What a flow's earlier attempts finished is found whenever it is asked for, as in the old run.
+    retried = dict.fromkeys(state.retried, 1)
+    inherited = TreeState(sequence=1, created=created, outcomes=outcomes, retried=retried, cuts=state.cuts)
+    commit.state = encode_state(inherited)
     result = await services.recorder.create(commit)
     if isinstance(result, Exists):
         raise ConflictError(f"run id {forked_id!r} is taken; give the fork another id")

@@ -1,84 +1,59 @@
-"""Hold: taking a run out of memory (parking, pausing, holding, shutdown, fencing), and cancelling it.
+"""Hold: taking a run out of memory: parking, pausing, holding, shutdown, fencing.
 
-Leaving memory is invisible to the flow. `stopping` is set first, so that no operation begins any more; steps in flight may
-finish and are recorded, and the code behind them is held back; then every wait is broken off with Unwind, all at once, the
-code unwinds and the object is let go. What the store says about the run afterwards is one commit.
-
-Cancelling is visible: RunCancelled is raised at every operation the run is blocked in, recorded first, so that replay raises
-it at the same place. Operations after that are clean-up, within cancel_grace.
+Leaving memory is invisible to the flow. `stopping` is set first: from then on nothing begins and nothing is told, so that the
+flow's code stays where it is. Steps in flight may finish, and are recorded; they are told when the run comes back. Then the
+code is unwound, wherever it waits, and the object is let go. What the store says about the run afterwards is one commit.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from relight.errors import RunCancelled, StoreError, Unwind
-from relight.flow.scope import Scope
-from relight.lifecycle.blocked import break_off, is_blocked
+from relight.errors import StoreError
 from relight.model import journal as j
-from relight.model.run import Hold, LogLine, Message, MessageKind, Status
+from relight.model.run import Hold, LogLine, Message, MessageKind, RunChange, Status
 from relight.telemetry import Token, log
 
 if TYPE_CHECKING:
     from relight.lifecycle.run import LiveRun
 
-PARK_GRACE_SECONDS = 5.0  # what a flow's own `finally` may take when it is unwound
-LONGEST_PARK_CHECK_SECONDS = 60.0
+PARK_GRACE_SECONDS = 5.0  # what a flow's own `finally` may take in a thread when it is unwound
+STOP_SECONDS = 1.0  # what a step's body may take to end once it is cancelled
 
 
 # ---- leaving memory
 
 
 def consider_parking(run: LiveRun) -> None:
-    """A wait has begun: look, after a moment, whether the whole run waits."""
-    if run.park_armed or run.stopping is not None:
+    """The whole run waits: let it leave memory if it still does after a moment."""
+    if run.park_armed or run.stopping is not None or run.cancel_reason is not None:
         return
+    due = run.wake_at()
+    if due is not None and due - run.services.clock.now() <= run.services.config.park_after_seconds:
+        return  # not worth it
     run.park_armed = True
     # At once when others want its room, or when it is a sync flow, which would hold its thread.
-    if run.host.crowded or (run.threads and not run.tasks):
+    if run.host.crowded or run.turns.threads:
         run.services.loop.call_soon(_check_parking, run)
     else:
-        run.services.clock.call_later(_park_pause(run), lambda: _check_parking(run))
-
-
-def _park_pause(run: LiveRun) -> float:
-    """park_after, and longer the more often in a row it was not the time."""
-    first = run.services.config.park_after_seconds
-    return max(first, min(first * 2.0**run.park_checks, LONGEST_PARK_CHECK_SECONDS))
+        run.services.clock.call_later(run.services.config.park_after_seconds, lambda: _check_parking(run))
 
 
 def _check_parking(run: LiveRun) -> None:
     run.park_armed = False
-    if run.over or run.stopping is not None or not run.waits or run.cancel_reason is not None:
-        return
-    due = run.wake_at()
-    if due is not None and due - run.services.clock.now() <= run.services.config.park_after_seconds:
-        run.park_checks = 1
-        consider_parking_later(run)
-    elif is_blocked(run):
-        run.services.background.start(park(run), "park")
-    else:
-        run.park_checks = min(run.park_checks + 1, 10)
-        consider_parking_later(run)
-
-
-def consider_parking_later(run: LiveRun) -> None:
-    """It was not the time: look again, less and less often."""
-    run.park_armed = True
-    run.services.clock.call_later(max(_park_pause(run), 0.01), lambda: _check_parking(run))
+    if run.over or run.stopping is not None or run.cancel_reason is not None or not run.blocked:
+        return  # when it is blocked again, this is considered again
+    run.services.background.start(park(run), "park")
 
 
 async def park(run: LiveRun) -> None:
     """The run waits, and leaves memory until it is due or told something."""
-    if run.stopping is not None or run.over:
-        return
-    if not is_blocked(run):  # it was woken since somebody looked: parked now, nobody would wake it again
-        consider_parking_later(run)
-        return
+    if run.stopping is not None or run.over or not run.blocked:
+        return  # it was woken since somebody looked: parked now, nobody would wake it again
     wake_at = run.wake_at()
 
     def write() -> None:
@@ -96,29 +71,29 @@ async def depart(run: LiveRun, reason: str, grace_seconds: float, write: Any = N
 
 
 def _begin_departure(run: LiveRun, reason: str) -> bool:
-    """From now on no operation begins, and those that end are held back. False: it has left, or does so already."""
-    if run.departing or run.ended:
+    """From now on nothing begins and nothing is told. False: it has left, or does so already, or is at its end."""
+    if run.departing or run.ended or run.over:
         return False
     run.departing = True
+    if run.early:  # it never gets to hear these: they stay in the inbox
+        run.missed = True
+        run.heard.difference_update(message.id for message in run.early)
+    if run.stopping is None and run.writer.notes:
+        run.writer.flush()
     run.stopping = run.stopping or reason
     return True
 
 
 async def _depart(run: LiveRun, reason: str, grace_seconds: float, write: Any) -> None:
     grace_seconds = await _calm(run, grace_seconds)
-    run.unwinding = True
-    for task in (run.main, *run.tasks):
-        if task is not None:
-            break_off(task, Unwind(reason))
-    for wait in list(run.waits.values()):
-        wait.break_off(Unwind(reason))
-    for ended in run.held_back:
-        if not ended.done():
-            ended.set_exception(Unwind(reason))
-    await _unwound(run, grace_seconds)
-    if run.main_ended():
-        return  # it reached its end in the meantime
-    if run.held is not None:
+    run.loop.unwind(reason)
+    run.turns.unwind(reason)
+    await _threads_gone(run, grace_seconds)
+    await _bodies_gone(run)
+    asked_to_end = next((message for message in run.early if message.kind is MessageKind.CANCEL), None)
+    if run.held is not None and asked_to_end is not None:
+        end_without_code(run, cancel_reason(asked_to_end))
+    elif run.held is not None:
         kind, why = run.held
         log(logging.WARNING, Token.RUN_HELD, f"run {run.id}: {why}")
         run.change(Status.PAUSED, hold=kind, reason=why, owner=None, heard=run.last_heard)
@@ -134,10 +109,7 @@ async def _depart(run: LiveRun, reason: str, grace_seconds: float, write: Any) -
 
 
 async def _calm(run: LiveRun, grace_seconds: float) -> float:
-    """Wait until no step's body is under way, and return what is left of the grace for the code around them.
-
-    Broken off before, one branch would take the others with it: a TaskGroup cancels what its other tasks are doing.
-    """
+    """Wait until no step's body is under way, and return what is left of the grace for the code around them."""
     if not run.inflight:
         return grace_seconds
     loop = run.services.loop
@@ -148,43 +120,47 @@ async def _calm(run: LiveRun, grace_seconds: float) -> float:
     return left if run.inflight else max(left, min(grace_seconds, PARK_GRACE_SECONDS))
 
 
-async def hold_back(run: LiveRun) -> NoReturn:
-    """An operation has ended or would begin, but the run leaves memory (or is not ours any more): its code goes no further."""
-    if run.writer.lost:
-        raise run.adrift()
-    if run.departing and not run.unwinding:
-        ended: asyncio.Future[None] = run.services.loop.create_future()
-        run.held_back.append(ended)
-        await ended
-    raise Unwind(run.stopping or "stopped")
+async def _threads_gone(run: LiveRun, grace_seconds: float) -> None:
+    """Wait until the threads of sync code have unwound; after the grace, abandon them."""
+    turns = run.turns
+    if not turns.threads:
+        return
+    turns.gone = run.services.loop.create_future()
+    await asyncio.wait([turns.gone], timeout=max(grace_seconds, STOP_SECONDS))
+    if turns.threads:
+        _say_stuck(run)
 
 
-async def depart_by_itself(run: LiveRun) -> None:
-    """The main task has ended by Unwind without anybody waiting for it: held, fenced, or its entries could not be written.
+async def _bodies_gone(run: LiveRun) -> None:
+    """Cancel what operations still do, and wait until it is over: bodies that outlived the grace, and what only waits."""
+    tasks = stop_bodies(run)
+    if tasks:
+        _, late = await asyncio.wait(tasks, timeout=STOP_SECONDS)
+        if late:
+            _say_stuck(run)
 
-    Called from the main task itself, so that only the others are waited for.
-    """
+
+def stop_bodies(run: LiveRun) -> list[asyncio.Task[None]]:
+    """Nobody waits any more for what is being done for this run: async code hears of it, a thread cannot be stopped."""
+    operations = {*run.pending.values(), *run.inflight.values()}
+    tasks = {operation.at_work for operation in operations}
+    for operation in operations:
+        operation.halt()
+        operation.silence()
+    return [task for task in tasks if task is not None and task is not asyncio.current_task()]
+
+
+def _say_stuck(run: LiveRun) -> None:
+    log(
+        logging.ERROR,
+        Token.UNWIND_STUCK,
+        f"run {run.id}: its code did not end when told to ({run.stopping}); abandoned",
+    )
+
+
+def depart_by_itself(run: LiveRun) -> None:
+    """It cannot go on: held, or its entries could not be written."""
     run.services.background.start(depart(run, run.stopping or "stopped", PARK_GRACE_SECONDS), "depart")
-
-
-async def _unwound(run: LiveRun, grace_seconds: float) -> None:
-    """Wait until no code of the run is left; after the grace, cancel what is left, and in the end abandon it."""
-    for patience in (grace_seconds, 1.0):
-        tasks = [task for task in (run.main, *run.tasks) if task is not None and not task.done()]
-        if not tasks:
-            return
-        _, late = await asyncio.wait(tasks, timeout=patience)
-        for task in late:
-            task.cancel()
-    left = [task for task in (run.main, *run.tasks) if task is not None and not task.done()]
-    if left:
-        await asyncio.wait(left, timeout=1.0)
-        if any(not task.done() for task in left):
-            log(
-                logging.ERROR,
-                Token.UNWIND_STUCK,
-                f"run {run.id}: its code did not end when told to ({run.stopping}); abandoned",
-            )
 
 
 def fenced(run: LiveRun, refused: bool) -> None:
@@ -198,7 +174,7 @@ def fenced(run: LiveRun, refused: bool) -> None:
     run.stopping = run.stopping or "fenced"
     run.outcome = None
     run.over = False
-    _cancel_bodies(run)
+    stop_bodies(run)
     if not run.departing:
         run.services.background.start(depart(run, "fenced", PARK_GRACE_SECONDS), "depart")
 
@@ -215,23 +191,13 @@ async def _note_fenced(run: LiveRun) -> None:
         log(logging.DEBUG, Token.RUN_FENCED, f"run {run.id}: its log could not be written: {error}")
 
 
-def _cancel_bodies(run: LiveRun) -> None:
-    """Step bodies under way: async ones hear of it; a thread cannot be stopped."""
-    for scope in list(run.inflight.values()):
-        if scope is not None and scope.task is not None:
-            scope.task.cancel()
-
-
 # ---- requests from outside
 
 
 def attend(run: LiveRun, message: Message) -> None:
-    """A request in the run's inbox."""
-    if message.kind is MessageKind.CANCEL:
-        cancel(run, message)
-    elif message.kind is MessageKind.PAUSE:
-        # At once: parked in between, it would have heard of it and not done it; and an operation that ends in between would
-        # not be held back, and take steps of other branches with it.
+    """A request in the run's inbox to pause, or to go on."""
+    if message.kind is MessageKind.PAUSE:
+        # At once: parked in between, it would have heard of it and not done it.
         if _begin_departure(run, "paused"):
             run.services.background.start(_pause(run, message), "pause")
     elif message.kind is MessageKind.RESUME:  # it is in memory, so it has been
@@ -247,55 +213,20 @@ async def _pause(run: LiveRun, message: Message) -> None:
     await _depart(run, "paused", run.services.config.shutdown_grace_seconds, write)
 
 
-def cancel(run: LiveRun, message: Message) -> None:
-    """Record that the run is cancelled, with every wait that this interrupts; then let the flow hear it."""
-    if run.stopping is not None or run.over:
-        return  # it leaves memory: the message stays in its inbox
-    if run.cancel_reason is not None:
-        run.writer.consume([message.id])
-        return
-    reason = str(msgspec.json.decode(message.payload) or "cancelled")
-    run.cancel_reason = reason
-    run.writer.add(j.CancelRequested("", reason, run.services.clock.now()))
-    run.writer.consume([message.id])
-    run.writer.cancel_spawned(reason)
-    # Raised at once, committed in the journal's order: whatever the flow records about it comes behind these entries.
-    for wait in list(run.waits.values()):
-        if not wait.future.done() and wait.what != "nothing":
-            run.writer.add(j.OperationCancelled(wait.key))
-            mark_cancel_seen(wait.scope)
-            wait.break_off(RunCancelled(reason))
-    run.set_running()
-    _cancel_bodies(run)
-    begin_grace(run)
-    run.services.background.start(_pass_on(run), "cancel")
+# ---- the end
 
 
-async def _pass_on(run: LiveRun) -> None:
-    """Once the cancellation is durable, the spawned runs have it in their inboxes: let them be looked at."""
-    await run.writer.committed()
-    run.host.listen()
+def cancel_reason(message: Message) -> str:
+    """What a request to cancel says."""
+    return str(msgspec.json.decode(message.payload) or "cancelled")
 
 
-def begin_grace(run: LiveRun) -> None:
-    """Clean-up may take so long and no longer."""
-    run.services.clock.call_later(run.services.config.cancel_grace_seconds, lambda: _force(run))
-
-
-def _force(run: LiveRun) -> None:
-    if run.over or run.stopping is not None:
-        return
-    log(
-        logging.WARNING,
-        Token.CANCEL_FORCED,
-        f"run {run.id}: its clean-up took longer than cancel_grace; cancelled all the same",
-    )
-
-    def write() -> None:
-        assert run.cancel_reason is not None
-        conclude(run, j.RunCancelled("", run.cancel_reason, run.services.clock.now()), reason=run.cancel_reason)
-
-    run.services.background.start(depart(run, "cancelled", 0.0, write), "cancel")
+def end_without_code(run: LiveRun, reason: str) -> None:
+    """Cancel a run whose code cannot be brought back: nothing can be cleaned up. Its unfinished child runs end with it, or they
+    would seem to go on for ever."""
+    conclude(run, j.RunCancelled("", reason, run.services.clock.now()), reason=reason)
+    for key in run.replay.unfinished() if run.replay is not None else ():
+        run.writer.change(RunChange(run_id=run.run_id(key), status=Status.CANCELLED, reason="its root run has ended"))
 
 
 _STATUS = {j.RunCompleted: Status.COMPLETED, j.RunFailed: Status.FAILED, j.RunCancelled: Status.CANCELLED}
@@ -311,18 +242,3 @@ def conclude(run: LiveRun, event: j.RunCompleted | j.RunFailed | j.RunCancelled,
     )
     if run.row.parent_id is not None:
         run.writer.send(Message.end_of(run.id, run.writer.epoch, event.at, to=run.row.parent_id))
-
-
-async def interrupt(run: LiveRun, scope: Scope, key: str) -> None:
-    """Raise the run's cancellation at an operation that was about to begin or was under way."""
-    run.record(j.OperationCancelled(key))
-    mark_cancel_seen(scope)
-    await run.settle()
-    raise RunCancelled(run.cancel_reason or "cancelled")
-
-
-def mark_cancel_seen(scope: Scope | None) -> None:
-    """This branch, and those it will propagate to, have heard of the cancellation."""
-    while scope is not None:
-        scope.cancel_seen = True
-        scope = scope.parent

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from relight.clock import Timer
 from relight.errors import StoreError, StoreUnavailableError
-from relight.flow.scope import start_task
+from relight.lifecycle.background import start_task
 from relight.lifecycle.patience import Patience
 from relight.lifecycle.recover import take_up
 from relight.model.run import Hold, News, Run
@@ -43,7 +43,7 @@ class Lookout:
     def start(self) -> None:
         self._services.store.watch(self._changed)
         self._changed(News.DUE | News.MAIL | News.HELD)
-        self._task = start_task(self._services.loop, self._passes(), None, "relight-lookout")
+        self._task = start_task(self._services.loop, self._passes(), "lookout")
 
     async def stop(self) -> None:
         if self._task is not None:

@@ -12,9 +12,7 @@ from collections.abc import Callable, Sequence
 
 from relight.errors import StoreUnavailableError
 from relight.flow.definitions import Flow
-from relight.flow.scope import start_task
-from relight.lifecycle import execute, hold
-from relight.lifecycle.blocked import is_blocked
+from relight.lifecycle import cancel, execute, hold
 from relight.lifecycle.doubts import Doubts
 from relight.lifecycle.lookout import Lookout
 from relight.lifecycle.mail import Mail
@@ -80,7 +78,7 @@ class Orchestrator:
 
     async def _let_go(self, run: LiveRun, grace_seconds: float, why: str) -> None:
         """Take one run out of memory: it is free at once for anybody to take up, and that counts as no crash."""
-        if is_blocked(run):
+        if run.blocked:
             await hold.park(run)
             return
         now = self.services.clock.now()
@@ -176,6 +174,8 @@ class Orchestrator:
         self.lookout.attend()
 
     def drive_new(self, row: Run, state: TreeState, flow: Flow[..., object], generation: int) -> None:
+        if row.id in self.live:  # started twice in one tick of the clock: the store took the second for the first, repeated
+            return
         if not self.services.config.recovery.enabled:
             self._own.add(row.id)
         run = LiveRun(self.services, self, row, row.epoch, state)
@@ -188,13 +188,13 @@ class Orchestrator:
         self.services.keeper.attach(run.id)
         if self.stopping:
             return  # claimed or created a moment too late: its code is not called any more, and `stop` lets go of it
-        run.main = start_task(self.services.loop, execute.drive(run, flow), None, "relight-run")
+        self.services.background.start(execute.drive(run, flow), "drive")
         if run.status in (Status.PAUSED, Status.PENDING):
             run.set_running()
         for message in self.mail.opened_for(run, messages):
             run.deliver(message)
         if run.cancel_reason is not None:
-            hold.begin_grace(run)
+            cancel.begin_grace(run)
 
     # ---- Host: what runs tell
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from relight.errors import StoreUnavailableError
 from relight.lifecycle.patience import Patience
@@ -266,16 +267,22 @@ class _Lane:
             recorder.insisting -= 1
 
     def _settle(self, commits: list[Commit], creations: list[Creation], results: list[CommitResult]) -> None:
-        """The batch is durable: wake everybody who waited for it, in the order of the journals."""
+        """The batch is durable: wake everybody who waited for it, in the order of the journals. The flows go on in one
+        callback of the loop: not in here, since this is a task, and their tasks are others."""
         self._recorder.commits += 1
+        flows: list[Callable[[], None]] = []
         for writer, commit, result in zip(self.batch, commits, results, strict=False):
             if type(result) is Committed:
                 self._recorder.entries += len(commit.entries)
-                writer.settle(result.sequence)
+                go_on = writer.settle(result.sequence)
+                if go_on is not None:
+                    flows.append(go_on)
             else:
                 writer.fenced = True
                 writer.abandon(None)
-                writer.on_fenced(bool(commit.entries))
+                writer.run.fenced(bool(commit.entries))
+        if flows:
+            self._recorder.loop.call_soon(_go_on, flows)
         for (_, future), result in zip(creations, results[len(commits) :], strict=True):
             if not future.done():
                 future.set_result(result)
@@ -287,6 +294,11 @@ class _Lane:
                 future.set_exception(error)
         for writer in self.batch:
             writer.abandon(error)
+
+
+def _go_on(flows: list[Callable[[], None]]) -> None:
+    for advance in flows:
+        advance()
 
 
 def _share(queued: int, looking: int) -> int:

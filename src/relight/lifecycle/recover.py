@@ -192,7 +192,7 @@ def _final_write(restored: _Restored) -> Callable[[], None] | None:
     if decision.action is Action.FINISH:
         return lambda: _finish(run, restored.state, decision)
     if cancel is not None:  # nothing can be run for it, so there is nothing to clean up either
-        reason = str(msgspec.json.decode(cancel.payload) or "cancelled")
+        reason = hold.cancel_reason(cancel)
         return lambda: _end(run, restored.state, j.RunCancelled("", reason, now), reason=reason)
     if decision.action is Action.CANCEL:
         log(logging.WARNING, Token.RUN_GIVEN_UP, f"run {run.id}: {decision.reason}")

@@ -1,198 +1,196 @@
-"""Replay while the flow runs: gives recorded outcomes back, in the order of the journal, and notices a flow that changed."""
+"""Replay: what the journal holds of a tree, in the order in which its flow is told of it again.
+
+The flow is called anew and asks for its operations. What has an outcome here is not done again: the outcome is told in its
+turn, by the same code that tells it live (`LiveRun.advance`). When the last one has been told, what the flow has asked for and
+has no outcome is what was not done, or was in flight, when the run was last in memory. It begins then.
+
+Some of what is recorded is not told:
+
+- **Boxes.** A child run or foreach item that has ended is one outcome; what happened inside is not gone through again. (Those
+  that were alive when the run was cancelled are: who had heard of the cancellation, and who had not, matters then.)
+- **Kept.** A flow that its `retry` calls again finds what its earlier attempts finished at once, whenever it asks for it: it may
+  go another way than before. So does a foreach whose items have changed meanwhile.
+- **Values** (`now()` and the like) are found when they are asked for.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import heapq
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable
 
 from relight.errors import NonDeterminismError
 from relight.flow.scope import Scope
 from relight.model.journal import RunCreated
-from relight.model.replay import Open, Outcome, TreeState
+from relight.model.replay import Ending, Open, Outcome, TreeState
 
-# How often the loop turns, at most, until the flow has done what it does with one outcome and is given the next; and how
-# often without anybody asking for the next one before the one after it is given out.
-PATIENCE_TURNS = 50
+# In the order of outcomes, the places of the run's cancellation and of deadlocks. No operation has these keys.
+CANCELLED, DEADLOCKED = "$cancelled", "$deadlocked"
+MARKS = frozenset((CANCELLED, DEADLOCKED))
 
 
-class Replayer:
-    """What the journal holds of one tree, being handed to the flow that asks for it again.
+class Replay:
+    """One per run that was in memory before."""
 
-    Branches must see their outcomes in the order in which they happened, or `asyncio.wait(FIRST_COMPLETED)` would pick
-    another winner than it did before. So while several branches live, an outcome is given only when all earlier ones have
-    been, and the flow has come to rest after the last: given in one turn of the loop, two would look like a dead heat.
-    Should an earlier one never be asked for (its branch was cancelled before it saw it), the rest goes on without it after
-    some idle turns of the loop.
-
-    A flow that is called again by its retry may go another way than in the attempt that failed: what failed then may
-    succeed now. So what its earlier attempts finished is found by key, in whatever order it is asked for.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self.outcomes: dict[str, Outcome] = {}
-        self.open: dict[str, Open] = {}
-        self.children: dict[str, RunCreated] = {}
-        self.scopes: dict[str, list[str]] = {}
-        self._retried: tuple[str, ...] = ()  # prefixes of the keys of flows that were called again
-        self._order: list[int] = []  # sequences still to be given, as a heap
-        self._given: set[int] = set()
-        self._asking: list[tuple[int, asyncio.Future[None]]] = []
-        self._behind: list[asyncio.Future[None]] = []  # for what is new, once all that is recorded has been given
-        self._at_rest = True  # the flow has done what it does with the outcome that was given last
-        self._delays = 0  # outcomes that are being fetched before they can be asked for
-        self._turns = 0  # of the loop, since something happened last
-        self._ticking = False
-
-    def add(self, state: TreeState, prefix: str) -> None:
-        """Take in what `state` holds under `prefix` (all of it for ""): at the start, and when a flow is called again."""
-        at: list[tuple[int, str]] = []
+    def __init__(self, state: TreeState) -> None:
+        self.recorded: dict[str, Outcome] = {}  # still to be told, by key
+        self.kept: dict[str, Outcome] = {}
+        self.values: dict[str, Outcome] = {}
+        self.open: dict[str, Open] = {key: begun for key, begun in state.open.items() if key}
+        self.children: dict[str, RunCreated] = dict(state.children)
+        self.unheard = frozenset(state.cancelled.unheard if state.cancelled is not None else ())
+        self._items: dict[str, dict[str, bool]] | None = None
+        cancelled_at = state.cancelled.sequence if state.cancelled is not None else None
+        boxes = {key for key, outcome in state.outcomes.items() if key and _is_box(outcome, cancelled_at)}
+        self.boxes = boxes
+        self.ended_by_itself: set[str] = set()
+        order: list[tuple[int, str]] = [] if cancelled_at is None else [(cancelled_at, CANCELLED)]
+        order += [(sequence, DEADLOCKED) for sequence in state.deadlocks]
         for key, outcome in state.outcomes.items():
-            if key and key.startswith(prefix):
-                self.outcomes[key] = outcome
-                heapq.heappush(self._order, outcome.sequence)
-                if outcome.kind != "item":
-                    at.append((outcome.sequence, key))
-        for key, begun in state.open.items():
-            if key and key.startswith(prefix):
-                self.open[key] = begun
-                at.append((begun.sequence, key))
-        for key, child in state.children.items():
-            if key.startswith(prefix):
-                self.children[key] = child
-        again = (key + "/" if key else "" for key, run in state.open.items() if run.kind == "run" and run.attempt > 1)
-        self._retried = tuple({*self._retried, *again})
-        for path in [path for path in self.scopes if prefix and (path + "/").startswith(prefix)]:
-            del self.scopes[path]
-        for _, key in sorted(at):
-            self.scopes.setdefault(key.rpartition("/")[0], []).append(key)
+            if not key or (boxes and _is_inside(key, boxes)):
+                continue
+            if state.is_kept(key, outcome):
+                self.kept[key] = outcome
+            elif outcome.kind == "value":
+                self.values[key] = outcome
+            elif _ends_by_itself(key, outcome, state):
+                self.ended_by_itself.add(key)
+            else:
+                self.recorded[key] = outcome
+                order.append((outcome.sequence, key))
+        if boxes:
+            self.open = {key: begun for key, begun in self.open.items() if not _is_inside(key, boxes)}
+        self.unasked = {
+            key
+            for key, begun in self.open.items()
+            if begun.sequence > state.retried_at(key) and not any(key.startswith(one + "[") for one in state.cuts)
+        }
+        order.sort()
+        self._order = deque(key for _, key in order)
 
-    def in_retry(self, scope: Scope) -> bool:
-        """Whether `scope` belongs to a flow that was called again by its retry (or lies inside one)."""
-        return bool(self._retried) and (scope.path + "/").startswith(self._retried)
+    def next(self) -> str | None:
+        """The key of the next outcome; None when all have been told."""
+        order = self._order
+        while order:
+            key = order.popleft()
+            if key in self.recorded or key in MARKS:
+                return key
+        return None
 
-    def find(self, scope: Scope, key: str, kind: str) -> Outcome | None:
-        """The recorded outcome of what the flow asks for next in `scope`, or None when it has none yet."""
-        recorded = scope.recorded
-        assert recorded is not None
-        outcome = self.outcomes.get(key)
-        if self.in_retry(scope):
-            expected = key
-        elif scope.position >= len(recorded):
-            scope.recorded = None
-            return None
-        else:
-            expected = recorded[scope.position]
-        if expected != key:
-            raise NonDeterminismError(
-                f"the flow asks for {key!r} where its journal holds {expected!r}; flow code must ask for the same operations "
-                "in the same order: restore the old code, or fork the run from before this point"
-            )
-        if outcome is not None and outcome.kind not in (kind, "any"):
-            raise NonDeterminismError(f"the flow asks for {key!r} as a {kind} where its journal holds a {outcome.kind}")
-        scope.position += 1
-        return self.outcomes.pop(key, None)
+    def unfinished(self) -> list[str]:
+        """The keys of child runs that have not ended."""
+        return [key for key in self.children if key not in self.boxes and key not in self.ended_by_itself]
 
-    def left_over(self, scope: Scope) -> str | None:
-        """An operation the journal holds for `scope` that the flow ended without asking for."""
-        if scope.recorded is None or scope.position >= len(scope.recorded) or self.in_retry(scope):
-            return None
-        return scope.recorded[scope.position]
+    def put_back(self, key: str) -> None:
+        """It cannot be told yet."""
+        self._order.appendleft(key)
 
-    def ahead_of(self, scope: Scope) -> int:
-        """How many recorded operations the code of `scope`, and what it called, has not come back to yet."""
-        return sum(key.startswith(scope.prefix) for key in (*self.outcomes, *self.open))
+    def drop(self, key: str) -> None:
+        """The flow has given up on it, or it does not count any more: it is not told."""
+        self.recorded.pop(key, None)
 
-    def skip(self, prefix: str) -> None:
-        """What happened under these keys will not be asked for again: nobody need wait for its turn."""
-        for key in [key for key in self.outcomes if key.startswith(prefix)]:
-            self.give(self.outcomes.pop(key))
+    def asked(self, key: str) -> Open | None:
+        """The flow asks for this operation: what is known of its beginning."""
+        self.unasked.discard(key)
+        return self.open.pop(key, None)
 
-    def give(self, outcome: Outcome) -> None:
-        """This outcome reaches the flow now: whoever waits for its turn behind it may be next."""
-        self._give(outcome.sequence)
+    def left(self) -> str | None:
+        """An outcome that the flow, which has ended, should have been told."""
+        for key in self._order:
+            outcome = self.recorded.get(key)
+            if outcome is not None and outcome.ending not in (Ending.GIVEN_UP, Ending.UNSEEN) and key not in self.unheard:
+                return key
+        return None
 
-    def _give(self, sequence: int) -> None:
-        self._given.add(sequence)
-        while self._order and self._order[0] in self._given:
-            self._given.discard(heapq.heappop(self._order))
-        self._turns = 0
+    def left_in(self, scope: Scope) -> str | None:
+        """An operation the journal holds for the code of `scope` itself, that the flow ended without asking for."""
+        for key in self._order:
+            outcome = self.recorded.get(key)
+            if (
+                outcome is not None
+                and outcome.ending not in (Ending.GIVEN_UP, Ending.UNSEEN)
+                and outcome.kind != "item"
+            ):
+                if key.rpartition("/")[0] == scope.path and key not in self.unheard:
+                    return key
+        return None
 
-    @property
-    def over(self) -> bool:
-        """Everything recorded has been given, and the flow has come to rest after it."""
-        return not self._order and self._at_rest
+    # ---- foreach
 
-    async def turn(self, sequence: int) -> None:
-        """Wait until every earlier outcome has been given, and the flow has come to rest after the last."""
-        if self._at_rest and self._is_next(sequence):
-            self._go_on()
-            return
-        future: asyncio.Future[None] = self._loop.create_future()
-        heapq.heappush(self._asking, (sequence, future))
-        self._turns = 0
-        self._tick_soon()
-        try:
-            await future
-        except asyncio.CancelledError:
-            self._give(sequence)  # nobody will ask for it again
-            raise
+    def items_of(self, foreach: str) -> dict[str, bool]:
+        """The scopes of its items that the journal knows anything of, and whether each has ended."""
+        if self._items is None:
+            self._items = {}
+            for key in (*self.recorded, *self.kept, *self.open, *self.values):
+                for scope in _items_around(key):
+                    self._items.setdefault(scope[: scope.rindex("[")], {}).setdefault(scope, scope in self.boxes)
+        return self._items.get(foreach, {})
 
-    async def end(self) -> None:
-        """Wait until replay is over: what a branch does anew happens after everything that is recorded of the others."""
-        if not self.over:
-            future: asyncio.Future[None] = self._loop.create_future()
-            self._behind.append(future)
-            self._tick_soon()
-            await future
+    def loosen(self, foreach: str) -> None:
+        """This foreach goes another way than before: what is recorded of its items is kept, and no longer told in its turn."""
+        inside = foreach + "["
+        for key in [key for key in self.recorded if key.startswith(inside)]:
+            self.kept[key] = self.recorded.pop(key)
+        self.unasked = {key for key in self.unasked if not key.startswith(inside)}
 
-    @contextlib.contextmanager
-    def delayed(self) -> Iterator[None]:
-        """Somebody is about to ask for its turn, only not at once."""
-        self._delays += 1
-        try:
-            yield
-        finally:
-            self._delays -= 1
-            self._turns = 0
+    def forget_items(self, scopes: Iterable[str]) -> None:
+        """These items are others now: nothing of what was done for them is told."""
+        gone = tuple(scope + "/" for scope in scopes)
+        for table in (self.recorded, self.kept, self.values, self.open):
+            for key in [key for key in table if (key + "/").startswith(gone)]:
+                del table[key]  # type: ignore[attr-defined]  # each is a dict
+        self.unasked = {key for key in self.unasked if not (key + "/").startswith(gone)}
 
-    def _is_next(self, sequence: int) -> bool:
-        return not self._order or self._order[0] >= sequence
+    def has_begun_again(self, flow: str, since: int) -> bool:
+        """Whether anything is recorded of a flow's newest attempt: then its back-off is over, whatever the clock says."""
+        prefix = flow + "/" if flow else ""
+        found = (*self.recorded.items(), *self.open.items(), *self.values.items())
+        return any(key.startswith(prefix) and one.sequence > since for key, one in found)
 
-    def _go_on(self) -> None:
-        """An outcome is given: let the flow come to rest."""
-        self._at_rest = False
-        self._turns = 0
-        self._tick_soon()
 
-    def _tick_soon(self) -> None:
-        if not self._ticking:
-            self._ticking = True
-            self._loop.call_soon(self._tick)
+def expected(key: str, asked: Iterable[str]) -> NonDeterminismError:
+    """The journal holds `key` next, and the flow has not asked for it."""
+    scope = key.rpartition("/")[0]
+    prefix = scope + "/" if scope else ""
+    others = sorted(asked, key=lambda other: not other.startswith(prefix))
+    wants = "asks for nothing"
+    if others:
+        inside = others[0].startswith(prefix)  # of a child run or a branch, the call of it is what differs
+        wants = f"asks for {prefix + others[0].removeprefix(prefix).partition('/')[0] if inside else others[0]!r}"
+    return NonDeterminismError(
+        f"the flow {wants} where its journal holds {key!r}; flow code must ask for the same operations "
+        "in the same order: restore the old code, or fork the run from before this point"
+    )
 
-    def _tick(self) -> None:
-        """Once in each turn of the loop, as long as somebody asks or the flow is not at rest."""
-        self._ticking = False
-        self._turns += 1
-        patient = self._turns <= PATIENCE_TURNS or self._delays > 0
-        # Nothing else is ready to run: nothing will happen before something is given. (uvloop does not tell.)
-        if not self._at_rest and (not patient or not getattr(self._loop, "_ready", True)):
-            self._at_rest = True
-        while self._asking and self._asking[0][1].done():
-            heapq.heappop(self._asking)  # cancelled while it waited
-        if self._at_rest and self._asking:
-            while not patient and not self._is_next(self._asking[0][0]):
-                self._given.discard(heapq.heappop(self._order))  # nobody asks for it: it no longer holds anybody up
-            if self._is_next(self._asking[0][0]):
-                heapq.heappop(self._asking)[1].set_result(None)
-                self._go_on()
-        elif self._at_rest and not patient:
-            self._order.clear()
-        while self.over and self._behind:
-            future = self._behind.pop(0)
-            if not future.done():
-                future.set_result(None)
-        if self._asking or self._behind or not self._at_rest:
-            self._tick_soon()
+
+def expected_kind(key: str, kind: str, recorded: str) -> NonDeterminismError:
+    """The flow asks for an operation of another kind than the journal holds under its name."""
+    return NonDeterminismError(f"the flow asks for {key!r} as a {kind} where its journal holds a {recorded}")
+
+
+def _is_box(outcome: Outcome, cancelled_at: int | None) -> bool:
+    if outcome.kind not in ("run", "item") or outcome.ending not in (Ending.OK, Ending.ERROR):
+        return False
+    return cancelled_at is None or outcome.sequence < cancelled_at
+
+
+def _is_inside(key: str, boxes: set[str]) -> bool:
+    """Whether an operation belongs to a child run or an item that has ended."""
+    end = key.rfind("/")
+    while end > 0:
+        if key[:end] in boxes:
+            return True
+        end = key.rfind("/", 0, end)
+    return False
+
+
+def _ends_by_itself(key: str, outcome: Outcome, state: TreeState) -> bool:
+    """A child run that was cancelled or given up on: its code is called again, and comes to the same end."""
+    return key in state.children and outcome.ending not in (Ending.OK, Ending.ERROR, Ending.UNSEEN)
+
+
+def _items_around(key: str) -> Iterable[str]:
+    """The scopes of all items that an operation lies in (or that it is)."""
+    end = key.find("]")
+    while end >= 0:
+        yield key[: end + 1]
+        end = key.find("]", end + 1)

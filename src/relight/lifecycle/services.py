@@ -11,6 +11,8 @@ from relight.clock import Clock, Entropy
 from relight.config import Config
 from relight.flow.registry import Registry
 from relight.lifecycle.background import Background
+from relight.lifecycle.blocking_watch import BlockingWatch
+from relight.lifecycle.bodies import Bodies
 from relight.lifecycle.keeper import Keeper
 from relight.lifecycle.record import Recorder
 from relight.lifecycle.threads import Threads
@@ -30,6 +32,8 @@ class Services(msgspec.Struct, frozen=True):
     clock: Clock
     entropy: Entropy
     threads: Threads
+    bodies: Bodies
+    watch: BlockingWatch
     background: Background
     registry: Registry
     config: Config

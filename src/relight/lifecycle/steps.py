@@ -1,312 +1,375 @@
-"""Steps: look in the journal first, run only what is not there, record the end.
+"""Steps: what the flow asks for, and what is done for it on the program's loop.
 
-The short way (`perform`, for async steps without retry, timeout or on_crash="fail") is the hot path: one lookup, one encode,
-one group commit. Everything that has more to remember goes through `_attempts`.
+`perform` is what awaiting a step does in the flow: it asks, and waits for the outcome. `_do` is what happens then, unless the
+journal has the outcome: the body is called, and its end is recorded. The short way (async steps without retry, timeout or
+on_crash="fail") is the hot path: one digest, one encode, one group commit. Everything that has more to remember goes through
+`_attempts`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import contextvars
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
 from relight.clock import time_limit
-from relight.errors import StepInterruptedError, StepTimeoutError, Unwind, VersionMismatchError
+from relight.errors import (
+    NonDeterminismError,
+    StepError,
+    StepInterruptedError,
+    StepTimeoutError,
+    Unwind,
+    VersionMismatchError,
+)
 from relight.flow.definitions import Step
 from relight.flow.payloads import rebuild_error, record_error
 from relight.flow.scope import CURRENT, Scope, StepInfo, here
-from relight.lifecycle import hold, waits
-from relight.model.journal import OperationCancelled, StepCompleted, StepFailed, StepRetrying, StepStarted
-from relight.model.replay import Open, Outcome
-from relight.model.run import Hold, Status
+from relight.lifecycle import cancel, waits
+from relight.lifecycle.operation import Operation
+from relight.model.journal import StepCompleted, StepFailed, StepRetrying, StepStarted
+from relight.model.replay import Outcome
+from relight.model.run import Hold
 from relight.telemetry import Token, log
 
 if TYPE_CHECKING:
     from relight.lifecycle.run import LiveRun
 
 
-async def perform(
-    run: LiveRun,
-    scope: Scope | None,
-    step: Step[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    wait: bool = True,
-) -> Any:
-    """One step call of a flow. With wait=False its commit is left to whoever records next (a foreach item)."""
-    scope = here(scope)
-    key = scope.begin(step.name)
-    digest = step.arguments.digest(args, kwargs)
-    begun: Open | None = None
-    if scope.recorded is not None:
-        outcome = await run.replayed(scope, key, "step")
-        if outcome is not None and _still_valid(run, scope, step, key, digest, outcome):
-            if outcome.error is not None:
-                raise rebuild_error(outcome.error)
-            return await run.open(step.result, outcome)
-        begun = run.begun(key)
-        _say_repeated(run, key, begun, outcome)
-    elif run.recovered:  # the first step of a branch that the journal does not know: it may have been in flight
-        _say_repeated(run, key, None, None)
-    try:
-        if run.cancel_reason is not None or run.unsettled or run.doubtful:
-            await _before_acting(run, scope, key)
-        if not step.plain:
-            value = await _attempts(run, scope, step, key, digest, args, kwargs, begun)
-        else:
-            info = StepInfo(run.run_id(scope.run_key), key, 1, f"{run.id}/{key}")
-            token = CURRENT.set(info)
-            run.inflight[key] = scope
-            try:
+class StepOperation(Operation):
+    """One step call of a flow."""
+
+    __slots__ = ("args", "context", "digest", "in_thread", "item", "kwargs", "on_result", "plainly", "step", "task")
+
+    kind = "step"
+    ends_later = True
+
+    def __init__(
+        self,
+        run: LiveRun,
+        scope: Scope,
+        key: str,
+        step: Step[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        super().__init__(run, scope, key)
+        self.step = step
+        self.args = args
+        self.kwargs = kwargs
+        self.digest = step.arguments.digest(args, kwargs)
+        # What the flow has set so far is seen by the body; what the body sets stays in it, as with a task.
+        self.context = contextvars.copy_context()
+        self.task: asyncio.Task[None] | None = None
+        self.plainly = False  # its body is called as it is, with nothing around it
+        self.in_thread = False
+        self.item = ""  # of a foreach, if that is what it does,
+        self.on_result: Callable[[bytes, Any], None] | None = None  # and records the end of with its own
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        return (self.key, self.item) if self.item else (self.key,)
+
+    @property
+    def lingers(self) -> bool:  # type: ignore[override]
+        return self.step.is_async
+
+    def begin(self) -> None:
+        run = self.run
+        if run.recovered:
+            _say_repeated(self)
+        run.services.bodies.start(self)
+
+    @property
+    def at_work(self) -> asyncio.Task[None] | None:
+        return self.task
+
+    def stop(self) -> None:
+        """A body in a thread cannot be stopped. When the run is cancelled it is waited for, as it may have taken effect."""
+        if not (self.in_thread and self.interrupted):
+            self.halt()
+
+    # ---- Work: see bodies.py
+
+    def open(self) -> Coroutine[Any, Any, Any]:
+        run, step = self.run, self.step
+        if not step.plain or run.is_unsettled() or run.doubtful or self.cut_short() or run.stopping is not None:
+            return _do(self)
+        self.plainly = True
+        CURRENT.set(StepInfo(run.run_id(self.scope.run_key), self.key, 1, f"{run.id}/{self.key}"))
+        run.inflight[self.key] = self
+        return step.fn(*self.args, **self.kwargs)  # type: ignore[no-any-return]  # async, since it is plain
+
+    def close(self, value: Any, error: BaseException | None) -> None:
+        if self.plainly:
+            self.run.body_ended(self.key)
+            if error is None:
                 try:
-                    result = await step.fn(*args, **kwargs)
-                finally:
-                    CURRENT.reset(token)
-                    run.body_ended(key)
-                data, value = step.result.seal(result, run.services.config.payload.max_bytes)
-            except Exception as error:
-                await _failed(run, scope, step, key, digest, 1, error)
-                raise
-            output, blob = run.payload(data)
-            run.record(StepCompleted(key, output, blob, step.fingerprint, digest, 1))
-        if run.status is not Status.RUNNING:
-            run.set_running()
-        if wait:  # as run.settle() does, without its frame
-            writer = run.writer
-            await writer.committed()
-            if writer.lost or run.stopping is not None:
-                await hold.hold_back(run)
-    except asyncio.CancelledError as error:
-        await _failed(run, scope, step, key, digest, 1, error)
-        raise
-    return value
+                    _completed(self, value, 1)
+                except Exception as refused:  # noqa: BLE001 - a result that cannot be journaled fails the step
+                    error = refused
+        if error is not None and not isinstance(error, Unwind):
+            _ended_badly(self, error)
+
+    def accept(self, outcome: Outcome) -> bool:
+        if not _still_valid(self, outcome):
+            return False
+        if outcome.error is not None:
+            self.error = rebuild_error(outcome.error)
+        else:
+            self.value = self.run.open(self.step.result, outcome)
+        return True
 
 
-async def _before_acting(run: LiveRun, scope: Scope, key: str) -> None:
-    """What must be settled before a step's body may take effect."""
-    if run.cancel_reason is not None and not scope.cancel_seen:
-        await hold.interrupt(run, scope, key)
-    if run.unsettled:  # values the body may act on must be durable first, or a crash would give it others
-        run.unsettled = False
+def perform(
+    run: LiveRun, scope: Scope, step: Step[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[Any]:
+    """Awaiting a step in flow code."""
+    scope = here(scope)
+    return run.ask(StepOperation(run, scope, scope.begin(step.name), step, args, kwargs))
+
+
+async def _do(op: StepOperation) -> None:
+    """On the program's loop: execute a step that has more to remember than its result, or that cannot begin at once. Unwind:
+    the run leaves memory, and what was not recorded is done again when it comes back."""
+    run = op.run
+    if op.cut_short():
+        raise asyncio.CancelledError
+    if run.stopping is not None:
+        raise Unwind(run.stopping)
+    while run.is_unsettled():  # what the body may act on must be durable first, or a crash would give it something else
         await run.settle()
     if run.doubtful:
         await run.confirm()
+    await _attempts(op)
 
 
-async def _attempts(
-    run: LiveRun,
-    scope: Scope,
-    step: Step[..., Any],
-    key: str,
-    digest: str,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    begun: Open | None,
-) -> Any:
-    """Try until it completes, its retries are used up, or nobody may try any more. `begun` is what a crash left behind."""
+def _completed(op: StepOperation, result: Any, attempt: int) -> None:
+    run, step = op.run, op.step
+    data, op.value = step.result.seal(result, run.services.config.payload.max_bytes)
+    if run.over:
+        return
+    output, blob = run.payload(data)
+    completed = StepCompleted(op.key, output, blob, step.fingerprint, op.digest, attempt)
+    if op.on_result is None:
+        run.record(completed, op)
+    else:
+        run.record(completed)
+        op.on_result(data, op.value)
+
+
+def _ended_badly(op: StepOperation, error: BaseException, attempt: int = 1) -> None:
+    """A step's error is an outcome like any other: durable before the flow may react to it."""
+    run = op.run
+    if run.over or op.done() or op.recorded:
+        return  # nobody is left who could want to know
+    if isinstance(error, asyncio.CancelledError):
+        if run.stopping is not None:
+            return  # cancelled because the run leaves memory
+        if op.cut_short():
+            cancel.end(op)
+            return
+    op.error = ordinary(error, op.step.what)
+    run.record(StepFailed(op.key, record_error(op.error), op.step.fingerprint, op.digest, attempt), op)
+
+
+def ordinary(error: BaseException, what: str) -> BaseException:
+    """What a step or flow raises ends that step or flow, and nothing else: not the program, whatever it is."""
+    if isinstance(error, SystemExit | KeyboardInterrupt | GeneratorExit):
+        name = type(error).__name__
+        stand_in = StepError(f"{what} raised {name}({', '.join(map(repr, error.args))})", type_name=name)
+        stand_in.__cause__ = error
+        return stand_in
+    return error
+
+
+async def _attempts(op: StepOperation) -> None:
+    """Try until it completes, its retries are used up, or nobody may try any more. `op.begun` is what a crash left behind."""
+    run, step, begun = op.run, op.step, op.begun
     attempt = begun.attempt if begun else 1
     if begun is not None and begun.fatal:
         error = StepInterruptedError(
-            f"step {key!r} of run {run.id!r} was running when its process died, and on_crash='fail' forbids repeating it; "
+            f"step {op.key!r} of run {run.id!r} was running when its process died, and on_crash='fail' forbids repeating it; "
             "whether it took effect is unknown"
         )
         log(logging.WARNING, Token.STEP_INTERRUPTED, f"run {run.id}: {error}")
-        await _failed(run, scope, step, key, digest, attempt, error)
-        raise error
+        _ended_badly(op, error, attempt)
+        return
     deadline = begun.deadline if begun else None
     if begun is not None and begun.until is not None:
-        await waits.pause(run, scope, key, begun.until)
+        await _pause(op, begun.until)
     while True:
-        if run.stopping is not None:  # between two attempts: the run leaves memory, and the next one is made after that
-            await hold.hold_back(run)
+        if run.stopping is not None or run.over:  # the next attempt is made when the run comes back, if it does
+            return
         if attempt > 1 and run.doubtful:
             await run.confirm()
         if deadline is None:
-            deadline = await _announce(run, step, key, attempt)
-        info = StepInfo(run.run_id(scope.run_key), key, attempt, f"{run.id}/{key}")
+            deadline = await _announce(op, attempt)
+        info = StepInfo(run.run_id(op.scope.run_key), op.key, attempt, f"{run.id}/{op.key}")
         try:
-            result = await _body(run, scope, step, info, deadline, args, kwargs)
-            data, value = step.result.seal(result, run.services.config.payload.max_bytes)
-        except Exception as error:
-            if step.retry is None or not step.retry.again(attempt, error):
-                await _failed(run, scope, step, key, digest, attempt, error)
-                raise
+            _completed(op, await _body(op, info, deadline), attempt)
+        except (Unwind, asyncio.CancelledError):
+            raise
+        except BaseException as raised:  # noqa: BLE001 - as in _do
+            caught = ordinary(raised, step.what)
+            if step.retry is None or not step.retry.again(attempt, caught) or op.cut_short() or run.over:
+                _ended_badly(op, caught, attempt)
+                return
             delay = step.retry.delay_after(attempt, run.services.entropy.random())
             until = run.services.clock.now() + delay
-            log(logging.INFO, Token.STEP_RETRYING, f"run {run.id}: step {key!r} failed, attempt {attempt}: {error!r}")
-            run.record(StepRetrying(key, attempt, record_error(error), until))
+            log(
+                logging.INFO,
+                Token.STEP_RETRYING,
+                f"run {run.id}: step {op.key!r} failed, attempt {attempt}: {caught!r}",
+            )
+            run.record(StepRetrying(op.key, attempt, record_error(caught), until))
             run.set_running()
-            await run.settle()
         else:
-            output, blob = run.payload(data)
-            run.record(StepCompleted(key, output, blob, step.fingerprint, digest, attempt))
-            return value
-        await waits.pause(run, scope, key, until)
+            return
+        await _pause(op, until)
+        await run.settle()
         attempt += 1
         deadline = None
 
 
-async def _announce(run: LiveRun, step: Step[..., Any], key: str, attempt: int) -> float | None:
+async def _pause(op: StepOperation, until: float) -> None:
+    """The back-off of a retry: its end is in the journal already, and the next attempt is its end."""
+    run = op.run
+    if until <= run.services.clock.now():
+        return
+    over = run.services.loop.create_future()
+
+    def due() -> None:
+        op.stir()  # at once: a run that still seemed to wait would be parked with nothing to wake it
+        if not over.done():
+            over.set_result(None)
+
+    op.rest()
+    alarm = waits.Alarm(run, op.key, until, due)
+    if run.blocked:  # the whole run only waits now, and the commit that holds this failure says so
+        waits.blocked(run)
+    try:
+        await over
+    finally:
+        op.stir()
+        alarm.cancel()
+
+
+async def _announce(op: StepOperation, attempt: int) -> float | None:
     """Journal that an attempt starts, where a crash must not forget it; the attempt's deadline."""
+    run, step = op.run, op.step
     fatal = step.on_crash == "fail"
     if step.timeout_seconds is None and not fatal:
         return None
     at = run.services.clock.now()
     deadline = None if step.timeout_seconds is None else at + step.timeout_seconds
-    run.record(StepStarted(key, attempt, at, deadline, fatal))
+    run.record(StepStarted(op.key, attempt, at, deadline, fatal))
     if fatal:  # durable before it starts, or a crash would not know that it may not be repeated
         await run.settle()
     return deadline
 
 
-async def _body(
-    run: LiveRun,
-    scope: Scope,
-    step: Step[..., Any],
-    info: StepInfo,
-    deadline: float | None,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
+async def _body(op: StepOperation, info: StepInfo, deadline: float | None) -> Any:
     """One attempt of the function itself."""
     if deadline is None:
-        return await _call(run, scope, step, info, args, kwargs)
-    remaining = deadline - run.services.clock.now()
+        return await _call(op, info)
+    remaining = deadline - op.run.services.clock.now()
     if remaining <= 0:
         raise StepTimeoutError(f"step {info.step!r} passed its deadline while no process was running it")
     limit = None
     try:
-        async with time_limit(run.services.clock, remaining) as limit:
-            return await _call(run, scope, step, info, args, kwargs)
+        async with time_limit(op.run.services.clock, remaining) as limit:
+            return await _call(op, info)
     except TimeoutError as error:
         if limit is None or not limit.expired():
             raise
         raise StepTimeoutError(
-            f"step {info.step!r} did not finish within its timeout of {step.timeout_seconds}s"
+            f"step {info.step!r} did not finish within its timeout of {op.step.timeout_seconds}s"
         ) from error
 
 
-async def _call(
-    run: LiveRun, scope: Scope, step: Step[..., Any], info: StepInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    run.inflight[info.step] = scope if step.is_async else None
+async def _call(op: StepOperation, info: StepInfo) -> Any:
+    op.run.inflight[op.key] = op
     try:
-        if not step.is_async:
-            return await _call_in_thread(run, scope, step, info, args, kwargs)
-        token = CURRENT.set(info)
-        try:
-            return await step.fn(*args, **kwargs)
-        finally:
-            CURRENT.reset(token)
+        if not op.step.is_async:
+            return await _call_in_thread(op, info)
+        CURRENT.set(info)
+        return await op.step.fn(*op.args, **op.kwargs)
     finally:
-        run.body_ended(info.step)
+        op.run.body_ended(op.key)
 
 
 class _LapsedError(Exception):
     """Our lease has lapsed while a step waited for a thread."""
 
 
-async def _call_in_thread(
-    run: LiveRun, scope: Scope, step: Step[..., Any], info: StepInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+async def _call_in_thread(op: StepOperation, info: StepInfo) -> Any:
     """A sync body. A free thread may be long in coming, so the lease is looked at again where the body begins."""
+    run, step, scope = op.run, op.step, op.scope
 
     def body() -> Any:
         if run.doubtful:
             raise _LapsedError
-        return step.fn(*args, **kwargs)
+        return step.fn(*op.args, **op.kwargs)
 
-    while True:
-        try:
-            if scope.thread is not None and step.timeout_seconds is None:
-                return await scope.thread.call(body, info)
-            # With a timeout it needs a thread that can be left behind.
-            return await run.services.threads.call(body, info, bounded=not scope.holds_thread)
-        except _LapsedError:
-            await run.confirm()
-
-
-async def _failed(
-    run: LiveRun, scope: Scope, step: Step[..., Any], key: str, digest: str, attempt: int, error: BaseException
-) -> None:
-    """A step's error is an outcome like any other: durable before the flow may react to it."""
-    if isinstance(error, asyncio.CancelledError) and await cancelled(run, scope, key):
-        return
-    run.record(StepFailed(key, record_error(error), step.fingerprint, digest, attempt))
-    run.set_running()
-    await run.settle()
-
-
-async def cancelled(run: LiveRun, scope: Scope, key: str) -> bool:
-    """An operation was cancelled from below: because the run unwinds, because it is being cancelled, or by the flow itself,
-    which gave up on it (by a timeout of its own or task.cancel()) and must find it given up when it is replayed. False if
-    nobody did: the code itself raised CancelledError, which is an error like any other."""
-    if run.stopping is not None:
-        raise Unwind(run.stopping)
-    if run.cancel_reason is not None and not scope.cancel_seen:
-        task = asyncio.current_task()
-        if task is not None:
-            task.uncancel()  # answered: from here on it travels as RunCancelled
-        await hold.interrupt(run, scope, key)
-    return given_up(run, key)
-
-
-@contextlib.asynccontextmanager
-async def under_way(run: LiveRun, scope: Scope, key: str) -> AsyncIterator[None]:
-    """Around what an operation does anew: wherever it is cancelled, it is recorded as such."""
+    op.in_thread = True
     try:
-        yield
-    except asyncio.CancelledError:
-        await cancelled(run, scope, key)
-        raise
+        while True:
+            try:
+                if scope.thread is not None and step.timeout_seconds is None:
+                    return await scope.thread.lend(body, info)
+                # With a timeout it needs a thread that can be left behind.
+                return await run.services.threads.call(body, info, bounded=not scope.holds_thread)
+            except _LapsedError:
+                await run.confirm()
+    finally:
+        op.in_thread = False
 
 
-def given_up(run: LiveRun, key: str) -> bool:
-    """Record that the flow gave up on an operation, if it was that which cancelled it. The commit is not waited for:
-    whatever the flow does next is recorded behind it, and lost with it."""
-    task = asyncio.current_task()
-    if task is None or not task.cancelling():
+def _still_valid(op: StepOperation, outcome: Outcome) -> bool:
+    """Whether a recorded outcome may be given to today's code. The run may be held instead."""
+    run, step, key = op.run, op.step, op.key
+    same_arguments = outcome.digest == op.digest
+    if outcome.fingerprint == step.fingerprint and same_arguments:
+        return True
+    if not same_arguments and outcome.sequence < run.retried_at(key):
+        return False  # a retried flow took another way: this is not the call that was recorded
+    policy = run.services.config.recovery.version_mismatch
+    if outcome.fingerprint != step.fingerprint:
+        what = f"code or options changed ({outcome.fingerprint} → {step.fingerprint})"
+        text = f"run {run.id}: step {key!r}: {what} since it was recorded; version_mismatch={policy}"
+        log(logging.WARNING, Token.FINGERPRINT_MISMATCH, text)
+        if policy == "fail":
+            why = (
+                f"step {key!r}: {what} since it was recorded; restore the old code, or set version_mismatch to warn or "
+                "rerun, then resume the run"
+            )
+            run.stuck(Hold.VERSION, VersionMismatchError(why))
+        return policy != "rerun"
+    what = f"arguments changed ({outcome.digest} → {op.digest})"
+    log(logging.WARNING, Token.INPUT_MISMATCH, f"run {run.id}: step {key!r}: {what} since it was recorded")
+    if policy == "rerun":
         return False
-    if not run.over:
-        run.record(OperationCancelled(key, by_flow=True))
+    # No edit of the step explains that: flow code was changed, or is not deterministic. Its result is another call's.
+    why = (
+        f"step {key!r}: {what} since it was recorded, and its code has not: the flow's code was changed, or is not "
+        "deterministic; restore it, name the argument in @step(volatile=...), or set version_mismatch to rerun, then resume "
+        "the run"
+    )
+    run.stuck(Hold.NONDETERMINISM, NonDeterminismError(why))
     return True
 
 
-def _still_valid(run: LiveRun, scope: Scope, step: Step[..., Any], key: str, digest: str, outcome: Outcome) -> bool:
-    """Whether a recorded outcome may be given to today's code. Raises Unwind when the run must be held instead."""
-    if outcome.fingerprint == step.fingerprint and outcome.digest == digest:
-        return True
-    if outcome.digest != digest and run.replayer is not None and run.replayer.in_retry(scope):
-        return False  # a retried flow took another way: this is not the call that was recorded
-    if outcome.fingerprint != step.fingerprint:
-        token, what = (
-            Token.FINGERPRINT_MISMATCH,
-            f"code or options changed ({outcome.fingerprint} → {step.fingerprint})",
-        )
-    else:
-        token, what = Token.INPUT_MISMATCH, f"arguments changed ({outcome.digest} → {digest})"
-    policy = run.services.config.recovery.version_mismatch
-    log(logging.WARNING, token, f"run {run.id}: step {key!r}: {what} since it was recorded; version_mismatch={policy}")
-    if policy == "fail":
-        raise run.stuck(
-            Hold.VERSION,
-            VersionMismatchError(
-                f"step {key!r}: {what} since it was recorded; restore the old code, or set version_mismatch to warn or rerun, "
-                "then resume the run"
-            ),
-        )
-    return policy == "warn"
-
-
-def _say_repeated(run: LiveRun, key: str, begun: Open | None, outcome: Outcome | None) -> None:
-    if outcome is None and run.recovered and (begun is None or (begun.until is None and not begun.fatal)):
-        run.recovered = begun is not None  # where nothing is journaled of its start, only the first is suspect
-        log(
-            logging.INFO,
-            Token.STEP_REPEATED,
-            f"run {run.id}: step {key!r} may have been in flight at the crash; executing it",
-        )
-        run.services.metrics.steps_repeated.inc()
-        run.log(Token.STEP_REPEATED, f"step {key!r} may have been in flight when its last owner died; executed again")
+def _say_repeated(op: StepOperation) -> None:
+    begun = op.begun
+    if begun is not None and (begun.until is not None or begun.fatal):
+        return
+    run = op.run
+    log(
+        logging.INFO,
+        Token.STEP_REPEATED,
+        f"run {run.id}: step {op.key!r} may have been in flight at the crash; executing it",
+    )
+    run.services.metrics.steps_repeated.inc()
+    run.log(Token.STEP_REPEATED, f"step {op.key!r} may have been in flight when its last owner died; executed again")

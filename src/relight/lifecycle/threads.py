@@ -1,10 +1,14 @@
 """Threads for sync code: step bodies, and flows that are plain functions.
 
-A sync flow runs in a thread of its own. Whatever it asks for is an async operation on the engine's loop; the thread blocks
-until it has ended. There are no sync twins of operations: this file is the whole façade.
+A sync flow runs in a thread of its own. Whatever it asks for is an async operation on the run's loop; the thread blocks until
+it has ended. There are no sync twins of operations: this file is the whole façade.
 
 While a flow's thread waits for an operation, that operation may send work back into it (a sync step's body, a child flow),
 so that a flow and its steps share one thread, as a reader of the code expects.
+
+Of the threads of one run only one executes flow code at a time, and the run is at rest when none does (`Turns`): so branches
+of parallel() that share a list fill it in the same order on replay. A thread that does not come back within a second (it
+waits for a lock that another branch holds, or computes) no longer holds the others up, and the log says so.
 """
 
 from __future__ import annotations
@@ -12,40 +16,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import logging
 import queue
+import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from relight.errors import OutsideRunError
-from relight.flow.scope import CURRENT, Scope, StepInfo, start_task
+from relight.errors import OutsideRunError, Unwind
+from relight.flow.call import Call
+from relight.flow.scope import CURRENT, Scope, StepInfo
+from relight.telemetry import Token, log
+
+if TYPE_CHECKING:
+    from relight.lifecycle.run import LiveRun
 
 T = TypeVar("T")
 IDLE_SECONDS = 10.0
-
-
-class DurableFuture(asyncio.Future[T]):
-    """A future that ends through a durable wait or another branch of the run: a run blocked only on these may be parked."""
-
-
-class ThreadFuture(DurableFuture[T]):
-    """The end of code in a flow's thread, which cannot be stopped there. Cancelling it cancels the operation that the code
-    waits for, or the next one it asks for, so that it hears of it and can clean up; asked again, the code is left behind."""
-
-    def __init__(self, thread: FlowThread, current: Scope | StepInfo) -> None:
-        super().__init__(loop=thread.loop)
-        self._thread = thread
-        self._outer = len(thread.operations)  # what was under way when it began: not of this code
-        self._may_ask = isinstance(current, Scope)  # the body of a step asks for nothing
-
-    def cancel(self, msg: Any = None) -> bool:
-        if self._may_ask and not self.done():
-            self._may_ask = False
-            self._thread.interrupt(self._outer)
-            return True
-        self._thread.abandoned = not self._outer
-        return super().cancel(msg)
+LONGEST_TURN_SECONDS = 1.0
 
 
 class Threads:
@@ -114,7 +103,12 @@ class Threads:
         return await future
 
 
-def _finish(loop: asyncio.AbstractEventLoop, future: asyncio.Future[T], fn: Callable[[], T]) -> None:
+def _finish(
+    loop: asyncio.AbstractEventLoop,
+    future: asyncio.Future[T],
+    fn: Callable[[], T],
+    then: Callable[[], None] | None = None,
+) -> None:
     """In a thread: run `fn`, and tell the loop how it ended."""
     result: Any = None
     error: BaseException | None = None
@@ -123,7 +117,7 @@ def _finish(loop: asyncio.AbstractEventLoop, future: asyncio.Future[T], fn: Call
     except BaseException as caught:  # noqa: BLE001 - carried to whoever waits for it
         error = caught
 
-    def settle() -> None:
+    def end() -> None:
         if future.done():
             return
         if error is None:
@@ -133,21 +127,128 @@ def _finish(loop: asyncio.AbstractEventLoop, future: asyncio.Future[T], fn: Call
         else:
             future.set_exception(error)
 
+    def settle() -> None:
+        if isinstance(future, ThreadFuture):
+            with future.run_loop.driving():
+                end()
+        else:
+            end()
+        if then is not None:
+            then()
+
     with contextlib.suppress(RuntimeError):  # the loop is gone, and with it everybody who could want to know
         loop.call_soon_threadsafe(settle)
+
+
+class Turns:
+    """Which thread of a run executes flow code. One per run; used on the program's loop only."""
+
+    def __init__(self, run: LiveRun) -> None:
+        self.run = run
+        self.threads: set[FlowThread] = set()  # with flow code in them, running or waiting
+        self.moving: FlowThread | None = None  # whose turn it is
+        self._waiting: deque[tuple[FlowThread, Callable[[], None]]] = deque()
+        self._count = 0  # of turns
+        self._watching = False
+        self.gone: asyncio.Future[None] | None = None  # whoever takes the run out of memory waits for the last to end
+
+    @property
+    def busy(self) -> bool:
+        """Whether a thread executes flow code, or is about to."""
+        return self.moving is not None or bool(self._waiting)
+
+    def want(self, thread: FlowThread, go: Callable[[], None]) -> None:
+        """This thread can go on: `go` lets it, when it is its turn."""
+        if self.run.stopping is not None or self.run.over:
+            go()  # it only unwinds
+        else:
+            self._waiting.append((thread, go))
+            self.run.wake()
+
+    def next(self) -> bool:
+        """Give the turn to the next thread that wants it. Whether the run has to wait until one is at rest."""
+        if self.moving is None and self._waiting:
+            self.moving, go = self._waiting.popleft()
+            self._count += 1
+            self._watch()
+            go()
+        return self.moving is not None
+
+    def rested(self, thread: FlowThread) -> None:
+        """This thread waits for an operation now, or has ended."""
+        if self.moving is thread:
+            self.moving = None
+            self.run.advance()
+
+    def ended(self, thread: FlowThread) -> None:
+        self.threads.discard(thread)
+        self.rested(thread)
+        if self.gone is not None and not self.threads and not self.gone.done():
+            self.gone.set_result(None)
+
+    def _watch(self) -> None:
+        if not self._watching:
+            self._watching = True
+            self.run.services.loop.call_later(LONGEST_TURN_SECONDS, self._look, self._count)
+
+    def _look(self, count: int) -> None:
+        """Whether the turn that was the last one a second ago still is."""
+        self._watching = False
+        thread = self.moving
+        if thread is None or self.run.stopping is not None or self.run.over:
+            return
+        if (
+            count != self._count or not thread.ident
+        ):  # another one; or others have all the threads, and it has not begun
+            self._watch()
+            return
+        log(
+            logging.WARNING,
+            Token.FLOW_BLOCKS,
+            f"run {self.run.id}: a thread of its flow has run for {LONGEST_TURN_SECONDS:.0f}s without asking for anything, at "
+            f"{place_of(thread.ident)}; its other branches no longer wait for it, and may go on in another order on replay",
+        )
+        self.moving = None
+        self.run.advance()
+
+    def unwind(self, reason: str) -> None:
+        """The run leaves memory: whoever waits is told so, and ends."""
+        waiting, self._waiting = self._waiting, deque()
+        for _, go in waiting:
+            go()
+        for thread in list(self.threads):
+            thread.unwind(reason)
+
+
+class ThreadFuture(asyncio.Future[T]):
+    """The end of code in a flow's thread, which cannot be stopped there. Cancelling it cancels the operation that the code
+    waits for, or the next one it asks for, so that it hears of it and can clean up; asked again, the code is left behind."""
+
+    def __init__(self, thread: FlowThread) -> None:
+        self.run_loop = thread.turns.run.loop
+        super().__init__(loop=self.run_loop)
+        self._thread = thread
+        self._outer = len(thread.operations)  # what was under way when it began: not of this code
+        self._may_ask = True
+
+    def cancel(self, msg: Any = None) -> bool:
+        if self._may_ask and not self.done():
+            self._may_ask = False
+            self._thread.interrupt(self._outer)
+            return True
+        self._thread.abandoned = not self._outer
+        return super().cancel(msg)
 
 
 class FlowThread:
     """The thread of a sync flow, or of one branch of it."""
 
-    def __init__(self, threads: Threads, bounded: bool) -> None:
+    def __init__(self, threads: Threads, turns: Turns, bounded: bool) -> None:
         self.ident = 0
-        self._running = False
-        # It waits for an operation: the loop decides what happens next. Written on the loop only, so that whoever decides
-        # there about parking never sees a thread that is about to move as a waiting one.
-        self.blocked = False
+        self.turns = turns
         self.abandoned = False  # nobody waits for it any more: whatever it asks for is cancelled
-        self._interrupted = False  # its next operation is
+        self._running = False
+        self._interrupted = False  # its next operation is cancelled
         self.operations: list[asyncio.Task[Any]] = []  # those it waits for, the innermost last
         self.loop = threads.loop
         self._threads = threads
@@ -156,41 +257,68 @@ class FlowThread:
             queue.SimpleQueue()
         )
 
-    def start(self, fn: Callable[[], T], current: Scope | StepInfo) -> DurableFuture[T]:
-        """Run `fn` in a new thread, with CURRENT as given."""
-        future: DurableFuture[T] = ThreadFuture(self, current)
+    def start(self, fn: Callable[[], T], scope: Scope) -> asyncio.Future[T]:
+        """Run flow code in a new thread."""
+        future: ThreadFuture[T] = ThreadFuture(self)
         context = contextvars.copy_context()
-        context.run(CURRENT.set, current)
+        context.run(CURRENT.set, scope)
 
         def body() -> T:
             self.ident = threading.get_ident()
             return context.run(fn)
 
-        def ended(_: asyncio.Future[T]) -> None:
+        def ended() -> None:
             self._running = self._interrupted = False
+            self.turns.ended(self)
 
         self._running = True
-        self.blocked = False
-        future.add_done_callback(ended)
-        self._threads.submit(lambda: _finish(self.loop, future, body), bounded=self._bounded)
+        self.turns.threads.add(self)
+        go = lambda: self._threads.submit(lambda: _finish(self.loop, future, body, ended), bounded=self._bounded)  # noqa: E731
+        self.turns.want(self, go)
         return future
 
-    def wait(self, operation: Coroutine[Any, Any, T]) -> T:
-        """In the flow's thread: have the loop do `operation`, serve what it sends here, return or raise its end."""
+    def call(self, fn: Callable[[], T], scope: Scope) -> asyncio.Future[T]:
+        """From inside an operation this thread waits for: run flow code in the thread. A branch that has no code of its own
+        (a foreach worker) has no thread waiting either: then one is started for this call."""
+        if not self._running:
+            return self.start(fn, scope)
+        future: ThreadFuture[T] = ThreadFuture(self)
 
-        def begin() -> None:
-            self.blocked = True
-            task = start_task(self.loop, operation, None, "relight-operation")
-            self.operations.append(task)
-            task.add_done_callback(self._ended)
-            if self._interrupted or self.abandoned:
-                self._interrupted = False
-                task.cancel()
+        def ended() -> None:
+            self._interrupted = False
+            self.turns.rested(self)  # it waits for the operation again that sent it to work
 
+        work = self._as(fn, scope)
+        self.turns.want(self, lambda: self._answers.put((None, None, lambda: _finish(self.loop, future, work, ended))))
+        return future
+
+    def lend(self, fn: Callable[[], T], info: StepInfo) -> asyncio.Future[T]:
+        """Run a step's body in the thread, which waits for the step. To be awaited on the program's loop."""
+        if not self._running:
+            return asyncio.ensure_future(self._threads.call(fn, info, bounded=False), loop=self.loop)
+        future: asyncio.Future[T] = self.loop.create_future()
+        work = self._as(fn, info)
+        self._answers.put((None, None, lambda: _finish(self.loop, future, work)))
+        return future
+
+    def _as(self, fn: Callable[[], T], current: Scope | StepInfo) -> Callable[[], T]:
+        def body() -> T:
+            token = CURRENT.set(current)
+            try:
+                return fn()
+            finally:
+                CURRENT.reset(token)
+
+        return body
+
+    def wait(self, call: Call) -> Any:
+        """In the flow's thread: have the run's loop do it, serve what it sends here, return or raise its end."""
+        scope, context = CURRENT.get(), contextvars.copy_context()
+        assert type(scope) is Scope
         try:
-            self.loop.call_soon_threadsafe(begin)
+            self.loop.call_soon_threadsafe(self._begin, call, scope, context)
         except RuntimeError as error:
-            operation.close()
+            call.close()
             raise OutsideRunError("the Relight this flow ran in has been closed") from error
         while True:
             result, failure, work = self._answers.get()
@@ -199,7 +327,26 @@ class FlowThread:
                 continue
             if failure is not None:
                 raise failure
-            return result  # type: ignore[no-any-return]
+            return result
+
+    def _begin(self, call: Call, scope: Scope, context: contextvars.Context) -> None:
+        run = self.turns.run
+        stop = run.stop_reason()
+        if stop is not None:
+            call.close()
+            self._answers.put((None, stop, None))
+            return
+        with run.loop.driving():
+            task = run.loop.start(call, scope, "relight-operation", context)
+            self.operations.append(task)
+            task.add_done_callback(self._ended)
+            if self._interrupted or self.abandoned:
+                self._interrupted = False
+                task.cancel()
+        if self.turns.moving is self:
+            self.turns.rested(self)
+        else:
+            run.wake()
 
     def interrupt(self, outer: int) -> None:
         """Cancel what the code waits for, above the `outer` operations that wait for the code; or what it asks for next."""
@@ -209,33 +356,20 @@ class FlowThread:
             self._interrupted = True
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
+        if task not in self.operations:
+            return  # the run has left memory, and the thread was told so
         self.operations.remove(task)
-        self.blocked = False
-        if task.cancelled():
-            self._answers.put((None, asyncio.CancelledError(), None))
-        else:
-            error = task.exception()
-            self._answers.put((None if error else task.result(), error, None))
+        error: BaseException | None = asyncio.CancelledError() if task.cancelled() else task.exception()
+        answer = (None if error is not None else task.result(), error, None)
+        self.turns.want(self, lambda: self._answers.put(answer))
 
-    def call(self, fn: Callable[[], T], current: Scope | StepInfo) -> DurableFuture[T]:
-        """On the loop, from inside an operation this thread waits for: run `fn` in the thread. A branch that has no code
-        of its own (a foreach worker) has no thread waiting either: then one is started for this call."""
-        if not self._running:
-            return self.start(fn, current)
-        future: DurableFuture[T] = ThreadFuture(self, current)
+    def unwind(self, reason: str) -> None:
+        for _ in self.operations:
+            self._answers.put((None, Unwind(reason), None))
+        self.operations.clear()
 
-        def body() -> T:
-            token = CURRENT.set(current)
-            try:
-                return fn()
-            finally:
-                CURRENT.reset(token)
 
-        def returned(_: asyncio.Future[T]) -> None:
-            self._interrupted = False
-            self.blocked = True  # it waits for the operation again that sent it to work
-
-        self.blocked = False
-        future.add_done_callback(returned)
-        self._answers.put((None, None, lambda: _finish(self.loop, future, body)))
-        return future
+def place_of(ident: int) -> str:
+    """What a thread executes right now: "file:line"."""
+    frame = sys._current_frames().get(ident)
+    return "an unknown place" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"

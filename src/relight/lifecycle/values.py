@@ -17,25 +17,17 @@ if TYPE_CHECKING:
 
 def take(run: LiveRun, scope: Scope, name: str) -> Any:
     """now(), random(), uuid(): no wait for the commit here; the next step waits before it takes effect with it."""
-    if scope.thread is not None:
-
-        async def on_loop() -> Any:
-            return _take(run, scope, name)
-
-        return scope.perform(on_loop())
-    return _take(run, scope, name)
-
-
-def _take(run: LiveRun, scope: Scope, name: str) -> Any:
     key = scope.begin(f"${name}")
     make, annotation = VALUES[name]
     codec = ValueCodec(annotation, f"{name}()")
-    if scope.recorded is not None and run.replayer is not None:
-        outcome = run.find(run.replayer, scope, key, "value")
-        if outcome is not None:
-            run.replayer.give(outcome)
-            return codec.open(bytes(outcome.output))
+    recorded = run.recorded_value(key)
+    if recorded is not None:
+        return codec.open(bytes(recorded.output))
     data, value = codec.seal(make(run.services.clock, run.services.entropy))
-    run.writer.add(ValueRecorded(key, msgspec.Raw(data)))
-    run.unsettled = True
+    run.record_value(ValueRecorded(key, msgspec.Raw(data)))
     return value
+
+
+async def take_on_loop(run: LiveRun, scope: Scope, name: str) -> Any:
+    """The same, for sync code."""
+    return take(run, scope, name)

@@ -1,24 +1,28 @@
 """Waits: everything that waits for a time or a message, in memory or parked.
 
 A wait's beginning is journaled with its deadline, so that a crash or a parking forgets neither; its end is journaled too, so
-that replay does not look at the clock again. Between the two it is a future in `run.waits`: a timer of the clock or a message
-ends it, parking and cancelling break it off.
+that replay does not look at the clock again. Between the two a timer of the clock or a message ends it.
+
+asyncio's own timers (asyncio.sleep, asyncio.timeout, …) are waits of the run as well, with one difference: their beginning is
+a note that rides with the next commit. Most of them are timeouts that never expire, and these cost no commit.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from relight.clock import Timer
+from relight.errors import PayloadError
 from relight.flow.operations import MISSING
 from relight.flow.payloads import ValueCodec
 from relight.flow.scope import Scope, here
-from relight.lifecycle import hold, steps
-from relight.lifecycle.threads import DurableFuture
+from relight.lifecycle import hold
+from relight.lifecycle.loop import Ready
+from relight.lifecycle.operation import Operation
 from relight.model.journal import NULL, SignalReceived, TimerFired, WaitStarted
-from relight.model.replay import Ending
+from relight.model.replay import Ending, Outcome, Unclaimed
 from relight.model.run import Message, MessageKind, Status
 
 if TYPE_CHECKING:
@@ -27,171 +31,269 @@ if TYPE_CHECKING:
 # Timers are re-armed at least this often, because a deadline is wall-clock time and timers count monotonic time.
 LONGEST_TIMER_SECONDS = 3600.0
 
-_KIND = {"signal": MessageKind.SIGNAL, "run": MessageKind.ENDED}
 _UNSAFE = re.compile(r"[^\w.\- ]")
 
 
-class Wait:
-    """One wait in memory. Its future gets the message, or None when the time has come."""
+class Alarm:
+    """Calls back at a wall-clock time, and keeps that time among those the run is due at."""
 
-    __slots__ = ("future", "key", "name", "run", "scope", "timer", "until", "what")
+    __slots__ = ("_callback", "_key", "_run", "_timer", "_until")
 
-    def __init__(self, run: LiveRun, scope: Scope, key: str, what: str, name: str, until: float | None) -> None:
-        self.run = run
-        self.scope = scope
-        self.key = key
-        self.what = what  # sleep | signal | run | pause
-        self.name = name
-        self.until = until
-        self.future: DurableFuture[Message | None] = DurableFuture(loop=run.services.loop)
-        self.timer: Timer | None = None
+    def __init__(self, run: LiveRun, key: str, until: float, callback: Any) -> None:
+        self._run = run
+        self._key = key
+        self._until = until
+        self._callback = callback
+        self._timer: Timer | None = None
+        run.due[key] = until
+        self._arm()
 
-    def arm(self) -> None:
-        if self.until is None or self.future.done():
-            return
-        clock = self.run.services.clock
-        remaining = self.until - clock.now()
+    def _arm(self) -> None:
+        clock = self._run.services.clock
+        remaining = self._until - clock.now()
         if remaining <= 0:
-            self.future.set_result(None)
+            self.cancel()
+            if self._run.stopping is None and not self._run.over:
+                self._callback()
         else:
-            self.timer = clock.call_later(min(remaining, LONGEST_TIMER_SECONDS), self.arm)
+            self._timer = clock.call_later(min(remaining, LONGEST_TIMER_SECONDS), self._arm)
 
-    def break_off(self, error: BaseException) -> None:
-        if not self.future.done():
-            self.future.set_exception(error)
-
-
-async def _wait(run: LiveRun, scope: Scope, key: str, what: str, name: str, until: float | None) -> Message | None:
-    """Wait in memory, or until the run is parked (which raises Unwind here)."""
-    # While the wait's beginning was being committed there was no wait that anybody could have broken off.
-    if run.stopping is not None:
-        await hold.hold_back(run)
-    if run.cancel_reason is not None and not scope.cancel_seen:
-        await hold.interrupt(run, scope, key)
-    wait = Wait(run, scope, key, what, name, until)
-    run.waits[key] = wait
-    wait.arm()
-    hand_over(run)
-    if not wait.future.done():
-        if run.sole and run.status is not Status.WAITING:  # it waited before its process died, and waits again
-            run.change(Status.WAITING, owner=run.services.owner, wake_at=run.wake_at())
-        hold.consider_parking(run)
-    try:
-        return await wait.future
-    except asyncio.CancelledError:
-        message = None if wait.future.cancelled() else wait.future.result()
-        if message is not None and message not in run.mailbox:
-            run.mailbox.insert(0, message)  # it came in the same moment: for whoever waits for it next
-        raise
-    finally:
-        del run.waits[key]
-        if wait.timer is not None:
-            wait.timer.cancel()
+    def cancel(self) -> None:
+        self._run.due.pop(self._key, None)
+        if self._timer is not None:
+            self._timer.cancel()
 
 
-async def given_up(run: LiveRun, scope: Scope, key: str) -> None:
-    """Replay of an operation that the flow itself gave up on: wait, not for its end, but for the flow to do so again."""
-    run.waits[key] = wait = Wait(run, scope, key, "nothing", "", None)
-    try:
-        await wait.future
-    finally:
-        del run.waits[key]
+class Wait(Operation):
+    """A wait for a time; see Receive for messages."""
+
+    __slots__ = ("_alarm", "_loop_until", "_seconds")
+
+    kind = "wait"
+    what = "sleep"
+    timed_out = False  # what its time being over means
+
+    def __init__(self, run: LiveRun, scope: Scope, key: str, seconds: float | None) -> None:
+        super().__init__(run, scope, key)
+        self._seconds = seconds
+        self._loop_until = run.loop.now + (seconds or 0.0)  # what time() of the run's loop says when its time is over
+        self._alarm: Alarm | None = None
+
+    def begin(self) -> None:
+        if self.begun is not None:
+            until = self.begun.until
+        else:
+            now = self.run.services.clock.now()
+            until = None if self._seconds is None else now + self._seconds
+            self.journal_beginning(until, now)
+        self.rest()
+        if until is not None:
+            self._alarm = Alarm(self.run, self.key, until, self._due)
+
+    def journal_beginning(self, until: float | None, now: float) -> None:
+        self.run.record(WaitStarted(self.key, self.what, self.name, until, now))
+
+    @property
+    def name(self) -> str:
+        """What it waits for: a signal's name, or a run's id."""
+        return ""
+
+    def stop(self) -> None:
+        super().stop()
+        self.silence()
+
+    def silence(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    def _due(self) -> None:
+        if not self.recorded and not self.done():
+            self.stir()
+            self.on_due()
+            self.run.record(TimerFired(self.key, self.timed_out, self.run.services.clock.now()), self)
+
+    def on_due(self) -> None:
+        """Its time has come."""
+
+    def accept(self, outcome: Outcome) -> bool:
+        return True
+
+    def tell(self) -> None:
+        if self._seconds:
+            self.run.loop.now = max(self.run.loop.now, self._loop_until)
+        super().tell()
 
 
-async def pause(run: LiveRun, scope: Scope, key: str, until: float) -> None:
-    """The back-off of a retry: its end is in the journal already, and the next attempt is its end."""
-    if run.cancel_reason is not None and not scope.cancel_seen:
-        await hold.interrupt(run, scope, key)
-    if until > run.services.clock.now():
-        if run.sole:
-            run.change(Status.WAITING, owner=run.services.owner, wake_at=run.wake_at(until))
-            await run.settle()
-        await _wait(run, scope, key, "pause", "", until)
-
-
-async def begin(run: LiveRun, key: str, what: str, name: str, until: float | None) -> None:
-    """Journal a wait's beginning. A run that has no other branch is waiting as a whole from now on."""
-    run.unsettled = False
-    run.record(WaitStarted(key, what, name, until, run.services.clock.now()))
-    if run.sole:
-        run.change(Status.WAITING, owner=run.services.owner, wake_at=run.wake_at(until))
-    await run.settle()
-
-
-async def sleep(run: LiveRun, scope: Scope | None, seconds: float) -> None:
+def sleep(run: LiveRun, scope: Scope, seconds: float) -> Iterator[Any]:
     """See flow.operations.sleep."""
     scope = here(scope)
-    key = scope.begin("$sleep")
-    if scope.recorded is not None and await run.replayed(scope, key, "wait") is not None:
-        return
-    begun = run.begun(key)
-    async with steps.under_way(run, scope, key):
-        if run.cancel_reason is not None and not scope.cancel_seen:
-            await hold.interrupt(run, scope, key)
-        if begun is not None and begun.until is not None:
-            until = begun.until
+    return run.ask(Wait(run, scope, scope.begin("$sleep"), seconds))
+
+
+# ---- asyncio's timers
+
+
+class LoopTimer(Wait):
+    """`call_later` of the run's loop. Nobody awaits it: its end puts a callback into the loop's queue."""
+
+    __slots__ = ("_ready", "_when")
+
+    kind = "timer"
+    what = "timer"
+    interruptible = False  # when the run is cancelled, whoever waits for it is told so by asyncio's means
+
+    def __init__(self, run: LiveRun, scope: Scope, key: str, when: float, seconds: float, ready: Ready) -> None:
+        super().__init__(run, scope, key, seconds)
+        self._ready = ready
+        self._when = when
+
+    def journal_beginning(self, until: float | None, now: float) -> None:
+        self.run.note(WaitStarted(self.key, self.what, "", until, now))
+
+    def tell(self) -> None:
+        if not self.done():
+            self.set_result(None)
+            self.run.loop.now = max(self.run.loop.now, self._when)
+            if not self._ready.cancelled():
+                self.run.loop.ready.append(self._ready)
+
+    def when(self) -> float:
+        return self._when
+
+
+def start_timer(run: LiveRun, scope: Scope, when: float, seconds: float, ready: Ready) -> LoopTimer:
+    """See loop.Timers."""
+    timer = LoopTimer(run, scope, scope.begin("$timer"), when, seconds, ready)
+    run.add(timer)
+    return timer
+
+
+class Deadline(LoopTimer):
+    """Of a flow with a timeout: a time that was fixed when the run was created."""
+
+    __slots__ = ("_until",)
+
+    def __init__(self, run: LiveRun, scope: Scope, key: str, until: float, ready: Ready) -> None:
+        super().__init__(run, scope, key, 0.0, 0.0, ready)
+        self._until = until
+
+    def begin(self) -> None:
+        if self.begun is None:
+            self.journal_beginning(self._until, self.run.services.clock.now())
+        self.rest()
+        self._alarm = Alarm(self.run, self.key, self._until, self._due)
+
+
+# ---- messages
+
+
+class Receive(Wait):
+    """A wait for a message of one kind and name."""
+
+    __slots__ = ("_name",)
+
+    what = "signal"
+    takes = MessageKind.SIGNAL
+    timed_out = True
+
+    def __init__(self, run: LiveRun, scope: Scope, key: str, name: str, seconds: float | None) -> None:
+        super().__init__(run, scope, key, seconds)
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def begin(self) -> None:
+        message = take(self.run, self) if self.begun is None else None
+        if message is None:
+            super().begin()
+            hand_over(self.run)
         else:
-            until = run.services.clock.now() + seconds
-            await begin(run, key, "sleep", "", until)
-        await _wait(run, scope, key, "sleep", "", until)
-        run.record(TimerFired(key, False, run.services.clock.now()))
-        run.set_running()
-        await run.settle()
+            self.receive(message)
+
+    def receive(self, message: Message) -> None:
+        raise NotImplementedError
 
 
-async def wait_for_signal(
-    run: LiveRun, scope: Scope | None, name: str, payload_type: Any, timeout_seconds: float | None, default: Any
-) -> Any:
+class Signal(Receive):
+    """wait_for()."""
+
+    __slots__ = ("_codec", "_default", "_message")
+
+    def __init__(
+        self, run: LiveRun, scope: Scope, key: str, name: str, codec: ValueCodec, seconds: float | None, default: Any
+    ) -> None:
+        super().__init__(run, scope, key, name, seconds)
+        self._codec = codec
+        self._default = default
+        self._message: Message | None = None
+
+    def receive(self, message: Message) -> None:
+        self.stir()
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._message = message
+        if message.payload_blob:
+            self.run.services.background.start(self._fetch(message), "fetch")
+        else:
+            self._received(message, message.payload)
+
+    async def _fetch(self, message: Message) -> None:
+        self._received(message, await self.run.load(NULL, message.payload_blob))
+
+    def _received(self, message: Message, data: bytes) -> None:
+        run = self.run
+        if self.done() or run.stopping is not None:
+            self.take_back()
+            return
+        self._open(data)
+        output, blob = (NULL, message.payload_blob) if message.payload_blob else run.payload(data)
+        run.record(SignalReceived(self.key, output, blob, message.id, self._name), self)
+        run.writer.consume([message.id])
+
+    def take_back(self) -> None:
+        """It came, but the flow has given up on this wait: for whoever waits for it next."""
+        message, self._message = self._message, None
+        if message is not None:
+            self.run.mailbox.insert(0, message)
+            hand_over(self.run)
+
+    def _open(self, data: Any) -> None:
+        """Recorded before it is read: a payload of another type raises here live and on replay alike."""
+        try:
+            self.value = self._codec.open(data)
+        except PayloadError as error:
+            self.error = error
+
+    def on_due(self) -> None:
+        if self._default is MISSING:
+            self.error = TimeoutError(f"no signal {self._name!r} arrived in time")
+        else:
+            self.value = self._default
+
+    def accept(self, outcome: Outcome) -> bool:
+        if outcome.ending is Ending.TIMED_OUT:
+            self.on_due()
+        else:
+            self._open(outcome.output)
+        return True
+
+
+def wait_for_signal(
+    run: LiveRun, scope: Scope, name: str, payload_type: Any, timeout_seconds: float | None, default: Any
+) -> Iterator[Any]:
     """See flow.operations.wait_for."""
     scope = here(scope)
     key = scope.begin(f"$wait.{_UNSAFE.sub('_', name)}")
     codec = ValueCodec(payload_type, f"signal {name!r}")
-    if scope.recorded is not None:
-        outcome = await run.replayed(scope, key, "wait")
-        if outcome is not None:
-            if outcome.ending is Ending.TIMED_OUT:
-                return _timed_out(name, default)
-            return codec.open(await run.load(outcome.output, outcome.blob))
-    async with steps.under_way(run, scope, key):
-        message = await receive(run, scope, key, "signal", name, timeout_seconds)
-        if message is None:
-            run.record(TimerFired(key, True, run.services.clock.now()))
-            run.set_running()
-            await run.settle()
-            return _timed_out(name, default)
-        data = message.payload
-        if message.payload_blob:
-            data = await run.load(NULL, message.payload_blob)
-        output, blob = (NULL, message.payload_blob) if message.payload_blob else run.payload(data)
-        run.record(SignalReceived(key, output, blob, message.id))
-        run.writer.consume([message.id])
-        run.set_running()
-        await run.settle()
-    return codec.open(data)  # recorded before it is read: one that does not fit raises here live and replayed alike
+    return run.ask(Signal(run, scope, key, name, codec, timeout_seconds, default))
 
 
-async def receive(
-    run: LiveRun, scope: Scope, key: str, what: str, name: str, timeout_seconds: float | None
-) -> Message | None:
-    """Take the next message of this kind and name, or wait for it; None after the timeout."""
-    begun = run.begun(key)
-    if run.cancel_reason is not None and not scope.cancel_seen:
-        await hold.interrupt(run, scope, key)
-    if begun is not None:
-        until = begun.until
-    else:
-        message = take(run, what, name)
-        if message is not None:
-            return message
-        until = None if timeout_seconds is None else run.services.clock.now() + timeout_seconds
-        await begin(run, key, what, name, until)
-    return await _wait(run, scope, key, what, name, until)
-
-
-def take(run: LiveRun, what: str, name: str) -> Message | None:
-    """The oldest message of this kind and name that nobody has taken. A run's end is news for all who wait for it."""
+def take(run: LiveRun, wait: Receive) -> Message | None:
+    """The oldest message this wait wants that nobody has taken. A run's end is news for all who wait for it."""
     for position, message in enumerate(run.mailbox):
-        if message.kind is _KIND[what] and message.name == name:
+        if message.kind is wait.takes and message.name == wait.name:
             return message if message.kind is MessageKind.ENDED else run.mailbox.pop(position)
     return None
 
@@ -207,14 +309,34 @@ def hand_over(run: LiveRun) -> None:
     """Give messages to the waits that want them, first come first served."""
     if not run.mailbox:
         return
-    for wait in list(run.waits.values()):
-        if wait.what in _KIND and not wait.future.done():
-            message = take(run, wait.what, wait.name)
+    for operation in list(run.pending.values()):
+        if isinstance(operation, Receive) and operation.waiting and not operation.done():
+            message = take(run, operation)
             if message is not None:
-                wait.future.set_result(message)
+                operation.receive(message)
 
 
-def _timed_out(name: str, default: Any) -> Any:
-    if default is MISSING:
-        raise TimeoutError(f"no signal {name!r} arrived in time")
-    return default
+def returned(run_id: str, signal: Unclaimed) -> Message:
+    """A signal that a wait had taken which was given up on before it heard of it."""
+    return Message(
+        id=signal.message_id,
+        run_id=run_id,
+        kind=MessageKind.SIGNAL,
+        name=signal.name,
+        payload=b"" if signal.blob else bytes(signal.output),
+        payload_blob=signal.blob,
+    )
+
+
+# ---- the whole run waits
+
+
+def blocked(run: LiveRun) -> None:
+    """The flow is at rest, and nothing is being done for it: the store should say so, if possible in the commit that is being
+    gathered. What is only noted so far is made durable now, since nothing else will take it along. Then consider parking."""
+    writer = run.writer
+    timers = any(type(event) is WaitStarted for event in writer.notes.values())
+    if run.status is not Status.WAITING or writer.gathering or timers:
+        run.change(Status.WAITING, owner=run.services.owner, wake_at=run.wake_at())
+        writer.flush()
+    hold.consider_parking(run)

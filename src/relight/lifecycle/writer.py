@@ -1,12 +1,11 @@
-"""The writing end of one run's journal: what is gathered for its next commit, and who waits for that."""
+"""The writing end of one run's journal: what is gathered for its next commit, who waits for that, and what is told then."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
-from relight.lifecycle.races import OneByOne
 from relight.model.journal import Event, encode_event
 from relight.model.run import ItemResult, LogLine, Message, Run, RunChange
 from relight.ports.store import Commit
@@ -22,7 +21,28 @@ class Queue(Protocol):
         ...
 
 
-# Who waits for a commit. A list only when there are several: lists for every step would be the garbage collector's work.
+class Told(Protocol):
+    """The run, as its writer sees it."""
+
+    def tell(self, what: Any) -> Callable[[], None]:
+        """What the entries of a commit have ended, in their order. Returns what lets the flow go on."""
+        ...
+
+    def fenced(self, refused: bool) -> None:
+        """Another owner has it; `refused`: entries were."""
+        ...
+
+    def failed(self) -> None:
+        """The recorder gave up on a draft."""
+        ...
+
+    def checkpoint(self) -> None:
+        """The journal has grown past its mark."""
+        ...
+
+
+# Who waits for a commit, and what is told after it. A list only when there are several: lists for every step would be the
+# garbage collector's work.
 Waiters = asyncio.Future[None] | list[asyncio.Future[None]] | None
 
 
@@ -32,45 +52,49 @@ class Writer:
     __slots__ = (
         "_draft",
         "_recorder",
+        "_sent_told",
         "_sent_waiters",
+        "_told",
         "_waiters",
         "checkpoint_at",
         "epoch",
         "failed",
         "fenced",
-        "in_turn",
         "lost",
-        "on_checkpoint",
-        "on_fenced",
+        "notes",
         "root_id",
+        "run",
         "sequence",
         "under_way",
     )
 
-    def __init__(
-        self,
-        recorder: Queue,
-        root_id: str,
-        epoch: int,
-        sequence: int,
-        on_fenced: Callable[[bool], None],  # with whether entries were refused
-        on_checkpoint: Callable[[], None],
-    ) -> None:
+    def __init__(self, recorder: Queue, root_id: str, epoch: int, sequence: int, run: Told) -> None:
         self.root_id = root_id
         self.epoch = epoch
         self.sequence = sequence
-        self.on_fenced = on_fenced
-        self.on_checkpoint = on_checkpoint
+        self.run = run
         self.checkpoint_at: int | None = None  # the sequence at which a checkpoint is due
         self.lost = False  # nothing of this writer is written any more: see fenced and failed
         self.fenced = False  # another owner has the run: nothing of ours is written any more
         self.failed: BaseException | None = None  # the recorder gave up on a draft of this writer
-        self.in_turn: OneByOne | None = None  # once the run has branches: lets them go on in the order of the journal
+        self.notes: dict[str, Event] = {}  # entries that ride with the next draft, by key
         self._recorder = recorder
         self._draft: Commit | None = None
         self._waiters: Waiters = None  # of the draft
+        self._told: Any = None  # what its entries end
         self.under_way = False  # a draft is in a batch that is being committed,
-        self._sent_waiters: Waiters = None  # and these wait for it
+        self._sent_waiters: Waiters = None  # these wait for it,
+        self._sent_told: Any = None  # and this is told then
+
+    @property
+    def gathering(self) -> bool:
+        """Whether something is being gathered for the next commit."""
+        return self._draft is not None
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that was added is durable."""
+        return self._draft is None and not self.under_way
 
     @property
     def draft(self) -> Commit:
@@ -83,12 +107,32 @@ class Writer:
                 self._recorder.queue(self)
         return draft
 
-    def add(self, event: Event) -> None:
-        """Put an event into the draft. It is not durable before `committed()` says so."""
+    def add(self, event: Event, ends: Any = None) -> None:
+        """Put an event into the draft. When it is durable, the run is told of what it `ends`."""
         draft = self._draft
         if draft is None:
             draft = self.draft
+        if self.notes:
+            self.flush()
         draft.entries.append(encode_event(event))
+        if ends is not None:
+            told = self._told
+            if told is None:  # nearly always
+                self._told = ends
+            elif type(told) is list:
+                told.append(ends)
+            else:
+                self._told = [told, ends]
+
+    def note(self, event: Event) -> None:
+        """An entry that is not worth a commit of its own. The end of what is itself only noted is not worth anything."""
+        if self.notes.pop(event.key, None) is None:
+            self.notes[event.key] = event
+
+    def flush(self) -> None:
+        """Put the notes into the draft."""
+        notes, self.notes = self.notes, {}
+        self.draft.entries.extend(encode_event(event) for event in notes.values())
 
     def change(self, change: RunChange) -> None:
         """A new status of a run of this tree."""
@@ -127,12 +171,6 @@ class Writer:
         """Commit, even if it is nothing: the store's answer tells whether the run is still ours."""
         _ = self.draft
 
-    def branch(self, parent: asyncio.Task[object] | None) -> None:
-        """Code of the run has made a task: from now on outcomes may race."""
-        if self.in_turn is None:
-            self.in_turn = OneByOne(self._recorder.loop)
-        self.in_turn.watch(parent)
-
     def committed(self) -> asyncio.Future[None]:
         """Ends when everything added so far is durable, or when it never will be: check `fenced` and `failed` then."""
         future: asyncio.Future[None] = asyncio.Future(loop=self._recorder.loop)
@@ -158,19 +196,20 @@ class Writer:
             self._draft = None
             self.under_way = True
             self._sent_waiters, self._waiters = self._waiters, None
+            self._sent_told, self._told = self._told, None
         return draft
 
-    def settle(self, sequence: int) -> None:
-        """What was taken is durable."""
+    def settle(self, sequence: int) -> Callable[[], None] | None:
+        """What was taken is durable. Call what this returns to let the flow go on."""
         self.sequence = sequence
         self.under_way = False
-        waiters, self._sent_waiters = self._sent_waiters, None
-        if self.in_turn is None or waiters is None:
+        waiters, told = self._sent_waiters, self._sent_told
+        self._sent_waiters = self._sent_told = None
+        if waiters is not None:
             _wake(waiters)
-        else:
-            self.in_turn.wake(waiters if isinstance(waiters, list) else [waiters])
         if self.checkpoint_at is not None and sequence >= self.checkpoint_at:
-            self.on_checkpoint()
+            self.run.checkpoint()
+        return None if told is None else self.run.tell(told)
 
     def abandon(self, error: BaseException | None) -> None:
         """Nothing more is written by this writer: it is fenced, or (with an error) the recorder gave up on it."""
@@ -178,8 +217,12 @@ class Writer:
         self.lost = True
         sent, waiting = self._sent_waiters, self._waiters
         self.under_way, self._sent_waiters, self._waiters, self._draft = False, None, None, None
+        self._told = self._sent_told = None
+        self.notes.clear()
         _wake(sent)
         _wake(waiting)
+        if error is not None:
+            self.run.failed()
 
 
 def _wake(waiters: Waiters) -> None:

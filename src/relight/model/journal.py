@@ -86,7 +86,17 @@ class RunResumed(Event, tag="resumed"):
 
 
 class CancelRequested(Event, tag="cancel"):
+    """The run is cancelled, from here on. `unheard`: operations whose end stands before this entry and had not reached the flow
+    when the request came. It never does: they end here, with the cancellation, so that clean-up begins where the flow was."""
+
     reason: str
+    at: float
+    unheard: list[str] = []
+
+
+class Deadlocked(Event, tag="deadlocked"):
+    """The flow waits for something that nothing in its run can bring about: its main task is cancelled, and it fails."""
+
     at: float
 
 
@@ -124,9 +134,10 @@ class StepFailed(Event, tag="error"):
 
 
 class OperationCancelled(Event, tag="interrupted"):
-    """The run's cancellation was raised at this operation; replay raises it there again.
+    """The run's cancellation was raised at this operation, and replay raises it there again.
 
-    Or, `by_flow`: the flow gave up on it, by a timeout of its own or task.cancel(); replay waits there until it does again.
+    Or, `by_flow`: the flow gave up on it, by a timeout or task.cancel(). If its end was recorded before this entry, that came
+    too late: the flow never saw it. Otherwise this is its end: what it had begun was cancelled and has ended.
     """
 
     by_flow: bool = False
@@ -142,14 +153,14 @@ class ValueRecorded(Event, tag="value"):
 
 
 class WaitStarted(Event, tag="wait"):
-    what: str  # sleep | signal | run
+    what: str  # sleep | timer | signal | run
     name: str  # the signal's name or the awaited run's id
     until: float | None
     at: float
 
 
 class TimerFired(Event, tag="fired"):
-    """A sleep ended, or a wait for a signal or run timed out (`timed_out`)."""
+    """A sleep or a timer ended, or a wait for a signal timed out (`timed_out`)."""
 
     timed_out: bool
     at: float
@@ -159,6 +170,7 @@ class SignalReceived(Event, tag="signal"):
     payload: Raw
     blob: str
     message_id: int
+    name: str = ""
 
 
 class RunSpawned(Event, tag="spawned"):
@@ -189,7 +201,8 @@ class ItemCompleted(Event, tag="item"):
 
 
 class ForeachCut(Event, tag="cut"):
-    """A sequential foreach found a changed item: everything recorded from this index on no longer counts."""
+    """A foreach found other items than before (or does another number of them at once): what is recorded from this index on no
+    longer counts, and the rest is found whenever it is asked for, since the order of before no longer holds."""
 
     index: int
 
@@ -203,6 +216,7 @@ AnyEvent = (
     | RunRecovered
     | RunResumed
     | CancelRequested
+    | Deadlocked
     | StepStarted
     | StepRetrying
     | StepCompleted

@@ -16,6 +16,8 @@ from relight.errors import CorruptionError
 from relight.model import journal as j
 from relight.model.journal import NULL, ErrorRecord
 
+INTERRUPTED = "relight.errors:StepInterruptedError"  # as error records name it
+
 
 class Ending(enum.IntEnum):
     """How an operation ended."""
@@ -24,14 +26,15 @@ class Ending(enum.IntEnum):
     ERROR = 1
     CANCELLED = 2
     TIMED_OUT = 3
-    GIVEN_UP = 4  # by the flow itself
+    GIVEN_UP = 4  # the flow gave up on it, and what it had begun was cancelled
+    UNSEEN = 5  # it ended, but the flow had given up on it before it heard of that
 
 
 class Outcome(msgspec.Struct, array_like=True, gc=False):
     """The recorded end of one operation: what a replayed flow is given instead of doing it again."""
 
     sequence: int
-    kind: str  # step | run | wait | value | spawn | item: what was asked for, to notice a flow that changed
+    kind: str  # step | run | wait | timer | value | spawn | item: what was asked for, to notice a flow that changed
     ending: Ending
     output: Raw = NULL
     blob: str = ""
@@ -41,6 +44,8 @@ class Outcome(msgspec.Struct, array_like=True, gc=False):
     attempt: int = 1
     foreach: str = ""  # items only: their foreach's key and index
     index: int = 0
+    message_id: int = 0  # signals only: which it was, and its name
+    name: str = ""
 
 
 class Open(msgspec.Struct, array_like=True):
@@ -52,21 +57,42 @@ class Open(msgspec.Struct, array_like=True):
     deadline: float | None = None
     fatal: bool = False  # on_crash="fail", and this attempt was under way
     until: float | None = None  # end of a back-off or of a wait
-    what: str = ""  # waits: sleep | signal | run
+    what: str = ""  # waits: sleep | timer | signal | run
     name: str = ""
     at: float = 0.0
 
 
+class Unclaimed(msgspec.Struct, array_like=True, gc=False):
+    """A signal that was taken for a wait which the flow had given up on: for whoever waits for it next."""
+
+    message_id: int
+    name: str
+    output: Raw
+    blob: str
+
+
+class Cancellation(msgspec.Struct, array_like=True):
+    """That the run was cancelled, and where in its journal. See CancelRequested."""
+
+    sequence: int
+    reason: str
+    unheard: list[str] = []
+
+
 class TreeState(msgspec.Struct):
-    """The replayed state of one root run's tree. Outcomes stand in journal order."""
+    """The replayed state of one root run's tree."""
 
     sequence: int = 0
     created: j.RunCreated | None = None
     outcomes: dict[str, Outcome] = {}
     open: dict[str, Open] = {}
     children: dict[str, j.RunCreated] = {}  # child runs by key
-    cancel_reason: str | None = None
+    cancelled: Cancellation | None = None
     recoveries: int = 0  # RunRecovered entries since the last progress
+    retried: dict[str, int] = {}  # flows that were called again, by key: the sequence at which that was decided
+    unclaimed: list[Unclaimed] = []
+    deadlocks: list[int] = []  # sequences at which the flow was told that nothing would ever wake it
+    cuts: list[str] = []  # foreach operations whose items have changed between two lives of the run
 
     def apply(self, sequence: int, event: j.AnyEvent) -> None:
         """Fold one entry in. Order matters: entries come in sequence, without gaps."""
@@ -75,22 +101,42 @@ class TreeState(msgspec.Struct):
         _FOLD[type(event)](self, sequence, event)
 
     def end(self, key: str, outcome: Outcome) -> None:
-        """Record an ending. One that ended before (a step that was rerun) keeps its place: the flow still asks for it there."""
+        """Record an ending. A step that was executed once more because its code had changed keeps its place: the flow is given
+        it there again. Not so what an earlier attempt of its flow had finished: that has no place any more."""
         self.open.pop(key, None)
         before = self.outcomes.get(key)
         if before is not None:
-            outcome.sequence = before.sequence
+            if before.sequence > self.retried_at(key):
+                outcome.sequence = before.sequence
+            else:
+                del self.outcomes[key]  # they stand in the order of their sequences
         self.outcomes[key] = outcome
 
+    def retried_at(self, key: str) -> int:
+        """When the flow around `key` was called again last; 0 if it never was."""
+        if not self.retried:
+            return 0
+        return max((at for flow, at in self.retried.items() if not flow or key.startswith(flow + "/")), default=0)
+
+    def is_kept(self, key: str, outcome: Outcome) -> bool:
+        """Whether this has no place in the order any more, and is found done whenever the flow asks for it: an earlier attempt
+        of its flow finished it, or it belongs to a foreach whose items have changed."""
+        if self.cuts and any(key.startswith(foreach + "[") for foreach in self.cuts):
+            return True
+        return bool(self.retried) and outcome.sequence < self.retried_at(key)
+
     def forget_failures(self, scope: str) -> None:
-        """Before a flow is called again: drop what failed (and what was failing) under `scope`, keep what completed."""
+        """Before a flow is called again: drop what failed (and what was failing) under `scope`, keep what completed.
+
+        A step that may not be repeated stays as it is: begun, or known to have been interrupted.
+        """
         prefix = scope + "/" if scope else ""
-        self.outcomes = {
-            key: outcome
-            for key, outcome in self.outcomes.items()
-            if outcome.ending not in (Ending.ERROR, Ending.GIVEN_UP) or not (key.startswith(prefix) and key != scope)
-        }
-        self.open = {k: o for k, o in self.open.items() if not (k.startswith(prefix) and k != scope)}
+
+        def inside(key: str) -> bool:
+            return key.startswith(prefix) and key != scope
+
+        self.outcomes = {k: o for k, o in self.outcomes.items() if not inside(k) or _lasts(o)}
+        self.open = {k: o for k, o in self.open.items() if not inside(k) or o.fatal}
 
     def cut_foreach(self, foreach: str, index: int) -> None:
         """Drop the items from `index` on, and everything under their scopes."""
@@ -112,6 +158,16 @@ class TreeState(msgspec.Struct):
             key: msgspec.structs.replace(outcome, sequence=first + place)
             for place, (key, outcome) in enumerate(sorted(kept.items(), key=lambda pair: pair[1].sequence))
         }
+
+
+_FAILED = (Ending.ERROR, Ending.GIVEN_UP, Ending.UNSEEN)
+
+
+def _lasts(outcome: Outcome) -> bool:
+    """Whether an outcome outlives the attempt of the flow it belongs to. asyncio's timers do not: the next attempt has its
+    own, or an asyncio.timeout() that expired once would do so for ever."""
+    interrupted = outcome.error is not None and outcome.error.type == INTERRUPTED
+    return interrupted or (outcome.ending not in _FAILED and outcome.kind != "timer")
 
 
 def item_scope(foreach: str, index: int, digest: str) -> str:
@@ -160,6 +216,7 @@ def _run_retrying(s: TreeState, n: int, e: j.RunRetrying) -> None:
     s.forget_failures(e.key)
     created = s.children.get(e.key, s.created)
     s.open[e.key] = Open(n, "run", attempt=e.attempt + 1, until=e.until, at=created.at if created else 0.0)
+    s.retried[e.key] = n
 
 
 def _recovered(s: TreeState, n: int, e: j.RunRecovered) -> None:
@@ -171,7 +228,11 @@ def _resumed(s: TreeState, n: int, e: j.RunResumed) -> None:
 
 
 def _cancel(s: TreeState, n: int, e: j.CancelRequested) -> None:
-    s.cancel_reason = e.reason
+    s.cancelled = Cancellation(n, e.reason, e.unheard)
+
+
+def _deadlocked(s: TreeState, n: int, e: j.Deadlocked) -> None:
+    s.deadlocks.append(n)
 
 
 def _step_started(s: TreeState, n: int, e: j.StepStarted) -> None:
@@ -191,7 +252,19 @@ def _step_failed(s: TreeState, n: int, e: j.StepFailed) -> None:
 
 
 def _operation_cancelled(s: TreeState, n: int, e: j.OperationCancelled) -> None:
-    s.end(e.key, Outcome(n, "any", Ending.GIVEN_UP if e.by_flow else Ending.CANCELLED))
+    if not e.by_flow:
+        s.end(e.key, Outcome(n, "any", Ending.CANCELLED))
+        return
+    before = s.outcomes.get(e.key)
+    if before is not None and not s.is_kept(e.key, before):  # it had ended, but the flow did not hear of it any more
+        if before.message_id:
+            s.unclaimed.append(Unclaimed(before.message_id, before.name, before.output, before.blob))
+        s.outcomes[e.key] = Outcome(before.sequence, before.kind, Ending.UNSEEN)
+        return
+    begun = s.open.pop(e.key, None)
+    if begun is None or begun.kind != "wait":  # a wait that was given up on leaves nothing to be told of
+        s.outcomes.pop(e.key, None)
+        s.outcomes[e.key] = Outcome(n, "any", Ending.GIVEN_UP)
 
 
 def _value(s: TreeState, n: int, e: j.ValueRecorded) -> None:
@@ -203,11 +276,15 @@ def _wait_started(s: TreeState, n: int, e: j.WaitStarted) -> None:
 
 
 def _fired(s: TreeState, n: int, e: j.TimerFired) -> None:
-    s.end(e.key, Outcome(n, "wait", Ending.TIMED_OUT if e.timed_out else Ending.OK))
+    begun = s.open.get(e.key)
+    kind = "timer" if begun is not None and begun.what == "timer" else "wait"
+    s.end(e.key, Outcome(n, kind, Ending.TIMED_OUT if e.timed_out else Ending.OK))
 
 
 def _signal(s: TreeState, n: int, e: j.SignalReceived) -> None:
-    s.end(e.key, Outcome(n, "wait", Ending.OK, e.payload, e.blob))
+    s.end(e.key, Outcome(n, "wait", Ending.OK, e.payload, e.blob, message_id=e.message_id, name=e.name))
+    if s.unclaimed:
+        s.unclaimed = [one for one in s.unclaimed if one.message_id != e.message_id]
 
 
 def _spawned(s: TreeState, n: int, e: j.RunSpawned) -> None:
@@ -225,6 +302,8 @@ def _item(s: TreeState, n: int, e: j.ItemCompleted) -> None:
 
 def _cut(s: TreeState, n: int, e: j.ForeachCut) -> None:
     s.cut_foreach(e.key, e.index)
+    if e.key not in s.cuts:
+        s.cuts.append(e.key)
 
 
 _FOLD: dict[type[j.Event], Callable[[TreeState, int, Any], None]] = {
@@ -236,6 +315,7 @@ _FOLD: dict[type[j.Event], Callable[[TreeState, int, Any], None]] = {
     j.RunRecovered: _recovered,
     j.RunResumed: _resumed,
     j.CancelRequested: _cancel,
+    j.Deadlocked: _deadlocked,
     j.StepStarted: _step_started,
     j.StepRetrying: _step_retrying,
     j.StepCompleted: _step_completed,

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from relight.clock import Timer
 from relight.errors import StoreError
-from relight.flow.scope import start_task
+from relight.lifecycle.background import start_task
 from relight.lifecycle.facts import facts_of, is_alive
 from relight.lifecycle.orchestrator import Orchestrator
 from relight.lifecycle.patience import Patience
@@ -57,7 +57,7 @@ class OrphanRecovery:
     # ---- the loop
 
     def start(self) -> None:
-        self._task = start_task(self._services.loop, self.run(), None, "relight-recovery")
+        self._task = start_task(self._services.loop, self.run(), "recovery")
 
     async def stop(self) -> None:
         """Claim nothing any more."""

@@ -1,0 +1,64 @@
+"""Reports flow code that keeps the program's loop to itself: nothing of any run in the process goes on meanwhile.
+
+A thread looks once a second whether the same stretch of flow code is still running as the last time. It is there only while
+flows are executed: after a few idle looks it ends, and the next flow starts another.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Protocol
+
+from relight.lifecycle.threads import place_of
+from relight.telemetry import Token, log
+
+LOOK_SECONDS = 1.0
+IDLE_LOOKS = 5
+
+
+class Named(Protocol):
+    id: str
+
+
+class BlockingWatch:
+    """One per engine. `begin` and `end` are called around every stretch of flow code, on the loop's thread."""
+
+    def __init__(self) -> None:
+        self._run: Named | None = None
+        self._stretches = 0
+        self._thread: threading.Thread | None = None
+        self._stopped = threading.Event()
+        self._loop_thread = threading.get_ident()
+
+    def begin(self, run: Named) -> None:
+        self._run = run
+        if self._thread is None:
+            self._loop_thread = threading.get_ident()
+            self._thread = threading.Thread(target=self._look, name="relight-watch", daemon=True)
+            self._thread.start()
+
+    def end(self) -> None:
+        self._run = None
+        self._stretches += 1
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _look(self) -> None:
+        seen, reported, idle = -1, -1, 0
+        while not self._stopped.wait(LOOK_SECONDS):
+            run, stretches = self._run, self._stretches
+            if run is not None and stretches == seen and stretches != reported:
+                reported = stretches
+                log(
+                    logging.WARNING,
+                    Token.FLOW_BLOCKS,
+                    f"run {run.id}: its flow has kept the event loop for more than {LOOK_SECONDS:.0f}s without awaiting "
+                    f"anything, at {place_of(self._loop_thread)}; every run of this process stands still meanwhile",
+                )
+            idle = idle + 1 if run is None and stretches == seen else 0
+            if idle >= IDLE_LOOKS:
+                break
+            seen = stretches
+        self._thread = None

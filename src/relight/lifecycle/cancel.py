@@ -1,0 +1,125 @@
+"""Cancelling a run: visible to its flow, unlike leaving memory.
+
+The request is an entry of the journal, and the flow is told of it in its turn, like of an outcome. Then RunCancelled is raised at
+every operation that the flow waits for: at once where that only waits, for a step when its body has ended (an async body is
+cancelled; a thread cannot be). Tasks that wait for something of asyncio's own are cancelled as asyncio does it. From there
+on, the branch and those it propagates to are in clean-up (`Scope.cancel_seen`), and their operations are ordinary ones, within
+cancel_grace. An operation that a branch begins which has not heard of it yet raises it as well.
+
+An operation whose end was recorded before the request, but not told yet, ends with the cancellation all the same
+(`CancelRequested.unheard`): told first, the flow would go on to its clean-up, and have that cancelled instead.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from relight.errors import RunCancelled
+from relight.flow.scope import Scope
+from relight.lifecycle import hold
+from relight.lifecycle.operation import GIVEN_UP, Operation
+from relight.lifecycle.replayer import CANCELLED
+from relight.model import journal as j
+from relight.model.run import Message
+from relight.telemetry import Token, log
+
+if TYPE_CHECKING:
+    from relight.lifecycle.run import LiveRun
+
+
+def request(run: LiveRun, message: Message) -> None:
+    """A request in the run's inbox: record it, and let the flow hear it when that is durable."""
+    if run.cancel_reason is not None:
+        run.writer.consume([message.id])
+        return
+    reason = run.cancel_reason = hold.cancel_reason(message)
+    unheard = [one for one in run.pending.values() if one.recorded and one.interruptible and not one.done()]
+    for operation in unheard:
+        operation.unheard = True
+    run.set_running()
+    run.writer.add(j.CancelRequested("", reason, run.services.clock.now(), [key for one in unheard for key in one.entries]), CANCELLED)
+    run.writer.consume([message.id])
+    run.writer.cancel_spawned(reason)
+    begin_grace(run)
+    run.services.background.start(_pass_on(run), "cancel")
+
+
+async def _pass_on(run: LiveRun) -> None:
+    """Once the cancellation is durable, the spawned runs have it in their inboxes: let them be looked at."""
+    await run.writer.committed()
+    run.host.listen()
+
+
+def tell(run: LiveRun) -> None:
+    """The flow hears of it."""
+    run.cancelled = True
+    for operation in [one for one in run.pending.values() if one.interruptible]:
+        mark_seen(operation.scope)
+        _interrupt(run, operation)
+    run.loop.pump()
+    # Innermost first: what they are cancelled with reaches the tasks that wait for them.
+    for task, (scope, _) in reversed(list(run.loop.tasks.items())):
+        if not scope.cancel_seen:
+            mark_seen(scope)
+            task.cancel()
+
+
+def reach_the_rest(run: LiveRun) -> bool:
+    """The run is cancelled, and the flow, at rest, waits for no operation. Whoever still waits, for an event or a queue that
+    nobody will serve any more, has not heard of it yet, and does now. Whether there was anybody."""
+    if any(operation.interruptible for operation in run.pending.values()):
+        return False
+    tasks = [task for task in run.loop.tasks if task.cancelling() == 0]
+    for task in reversed(tasks):
+        task.cancel()
+    return bool(tasks)
+
+
+def _interrupt(run: LiveRun, operation: Operation) -> None:
+    if operation.unheard or not operation.ends_later:
+        operation.stop()
+        run.forget(operation)
+        operation.break_off(RunCancelled(run.cancel_reason or "cancelled"))
+        return
+    operation.interrupted = True
+    if operation.recorded or run.replay is not None:
+        return  # its end stands behind the cancellation
+    if operation.at_work is None:
+        end(operation)
+    else:
+        operation.stop()
+
+
+def end(operation: Operation) -> None:
+    """What an operation did was cancelled, or never began: that is its end."""
+    operation.error = GIVEN_UP
+    operation.run.record(j.OperationCancelled(operation.key, by_flow=not operation.interrupted), operation)
+
+
+def begin_grace(run: LiveRun) -> None:
+    """Clean-up may take so long and no longer."""
+    run.services.clock.call_later(run.services.config.cancel_grace_seconds, lambda: _force(run))
+
+
+def _force(run: LiveRun) -> None:
+    if run.over or run.stopping is not None:
+        return
+    log(
+        logging.WARNING,
+        Token.CANCEL_FORCED,
+        f"run {run.id}: its clean-up took longer than cancel_grace; cancelled all the same",
+    )
+
+    def write() -> None:
+        assert run.cancel_reason is not None
+        hold.conclude(run, j.RunCancelled("", run.cancel_reason, run.services.clock.now()), reason=run.cancel_reason)
+
+    run.services.background.start(hold.depart(run, "cancelled", 0.0, write), "cancel")
+
+
+def mark_seen(scope: Scope | None) -> None:
+    """This branch, and those it will propagate to, have heard of the cancellation."""
+    while scope is not None:
+        scope.cancel_seen = True
+        scope = scope.parent

@@ -1,0 +1,347 @@
+"""RunLoop: the event loop of one run. Flow code, its tasks and its futures live on it; step bodies live on the program's.
+
+It is a queue of ready callbacks and nothing else. Nothing wakes it: whoever drives the run gives it one outcome and pumps it
+until the queue is empty. Then the flow is *at rest*: it has done all that it does with what it knows, and nothing more
+happens before it is given something. The same outcomes in the same order make it take the same way, live and on replay,
+because nothing else gets in.
+
+Time passes only through the run: `call_later` and `call_at`, and so asyncio.sleep, asyncio.timeout and asyncio.wait_for, are
+timers of the run, which are journaled (`Timers.start_timer`). `time()` stands still in between.
+
+Whatever would reach outside (sockets, subprocesses, threads, futures of another loop) is refused where it is called. This
+file knows asyncio, and nothing of journals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import itertools
+import sys
+import zlib
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from typing import Any, NoReturn, Protocol, TypeVar
+
+from relight.errors import FlowCodeError, Unwind
+from relight.flow.scope import CURRENT, Scope, branch_name
+
+T = TypeVar("T")
+_Outer = tuple[asyncio.AbstractEventLoop | None, Any]  # what was running, and its hooks for async generators
+
+# So many callbacks in one go; then others have their turn. Only a flow that spins on asyncio.sleep(0) comes near it.
+MOST_CALLBACKS = 10_000
+# How often Unwind is thrown into code that goes on waiting in its clean-up.
+MOST_THROWS = 100
+
+
+class Ready:
+    """A callback that is due: what asyncio calls a Handle, with nothing in it that a run does not need."""
+
+    __slots__ = ("args", "callback", "context")
+
+    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: contextvars.Context) -> None:
+        self.callback: Callable[..., object] | None = callback
+        self.args = args
+        self.context = context
+
+    def cancel(self) -> None:
+        self.callback, self.args = None, ()
+
+    def cancelled(self) -> bool:
+        return self.callback is None
+
+
+class TimerHandle(Protocol):
+    """What `call_later` gives: as much of asyncio.TimerHandle as there is."""
+
+    def cancel(self) -> None: ...
+    def cancelled(self) -> bool: ...
+    def when(self) -> float: ...
+
+
+class Timers(Protocol):
+    """Where timers of flow code come from: the run."""
+
+    def start_timer(self, scope: Scope, when: float, seconds: float, ready: Ready) -> TimerHandle:
+        """Put `ready` into the queue after so many seconds, durably."""
+        ...
+
+
+class FlowTask(asyncio.Task[T]):
+    """A task of flow code. It hashes by its name in the run, so that sets of tasks (what asyncio.wait returns) have the same order
+    in every process; by memory address, the usual way, they would not. (Nor by a running number: of child runs that have
+    ended nothing is made again on replay.)"""
+
+    def __init__(self, number: int, coro: Coroutine[Any, Any, T], **options: Any) -> None:
+        self._number = number  # first of all: asyncio puts every new task into a set
+        super().__init__(coro, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class FlowFuture(asyncio.Future[Any]):
+    """A future of flow code: what asyncio.shield() gives, or `loop.create_future()`. Hashes as a FlowTask does."""
+
+    def __init__(self, number: int, loop: RunLoop) -> None:
+        self._number = number
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self._number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class RunLoop(asyncio.AbstractEventLoop):
+    """See the module's docstring."""
+
+    def __init__(self, name: str, timers: Timers, on_trouble: Callable[[dict[str, Any]], None]) -> None:
+        self._timers = timers
+        self._on_trouble = on_trouble
+        self._seed = zlib.crc32(name.encode())  # another for each run: asyncio keeps the tasks of all of them in one set
+        self._numbers = itertools.count(self._seed)  # of tasks that flow code never sees
+        self.ready: deque[Ready] = deque()
+        self.tasks: dict[FlowTask[Any], tuple[Scope, contextvars.Context]] = {}  # alive, in the order of their making
+        self.now = 0.0  # what time() says: the last timer that went off
+        self._generators: set[AsyncGenerator[Any, Any]] = set()
+        self._closed = False
+        self.driven = False  # the run itself is at work on it: nobody else may put anything into the queue
+
+    # ---- driving it
+
+    @contextlib.contextmanager
+    def driving(self) -> Iterator[None]:
+        """Whatever happens in here, the run does."""
+        before, self.driven = self.driven, True
+        try:
+            yield
+        finally:
+            self.driven = before
+
+    def pump(self) -> None:
+        """Run what is ready until nothing is."""
+        ready = self.ready
+        if not ready:
+            return
+        outer = self._enter()
+        try:
+            for _ in range(MOST_CALLBACKS):
+                if not ready:
+                    return
+                one = ready.popleft()
+                callback = one.callback
+                if callback is None:
+                    continue
+                try:
+                    one.context.run(callback, *one.args)
+                except (SystemExit, KeyboardInterrupt):
+                    pass  # a task raised it and has ended with it; asyncio lets it through as well, to end the program's loop
+                except BaseException as error:  # noqa: BLE001 - as asyncio's own loops: what a callback raises ends nothing
+                    self.call_exception_handler({"message": f"exception in callback {callback!r}", "exception": error})
+        finally:
+            _leave(outer)
+
+    def _enter(self) -> _Outer:
+        """This is the running loop from now on, and async generators that flow code begins are its own."""
+        outer = asyncio._get_running_loop(), sys.get_asyncgen_hooks()
+        asyncio._set_running_loop(self)
+        sys.set_asyncgen_hooks(self._generators.add, self._close_generator)
+        return outer
+
+    def start(
+        self, coro: Coroutine[Any, Any, T], scope: Scope, name: str, context: contextvars.Context | None = None
+    ) -> FlowTask[T]:
+        """A task that the engine makes for flow code, in a scope that it has chosen."""
+        number = next(self._numbers)
+        return self._make(number, coro, scope, name, contextvars.copy_context() if context is None else context)
+
+    async def end_branches(self, scope: Scope) -> None:
+        """Flow code has ended, in the task that calls this. Tasks it has made and left behind are cancelled, as asyncio.run()
+        does it, and end before anything else happens; but for those that clean up after the run's cancellation already."""
+        own = asyncio.current_task()
+        while left := [task for task in scope.branches if task is not own]:
+            for task in left:
+                if not self.tasks[task][0].cancel_seen:
+                    task.cancel()
+            await asyncio.wait(left)
+            if scope.run.stop_reason() is not None:
+                return
+
+    def unwind(self, reason: str) -> None:
+        """Take all code out of memory: Unwind is raised wherever it waits, and nothing is pumped any more."""
+        self._closed = True  # from here on nothing is put into the queue
+        self.ready.clear()
+        outer = self._enter()
+        try:
+            for task, (_, context) in list(self.tasks.items()):
+                context.run(_throw, task, reason)
+        finally:
+            _leave(outer)
+        self.tasks.clear()
+        self._generators.clear()
+
+    def let_go(self) -> None:
+        """Its run is over: nothing leads from here to that any more."""
+        self.unwind("its run is over")
+        del self._timers, self._on_trouble
+
+    # ---- what flow code calls through asyncio
+
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
+        one = Ready(callback, args, contextvars.copy_context() if context is None else context)
+        if self._closed:
+            return one
+        if not self.driven:
+            raise FlowCodeError(
+                "a future, an event or a queue of flow code was used from outside the flow, a step's body perhaps: on replay "
+                "nobody would do so again; return a value from the step, or send the run a signal"
+            )
+        self.ready.append(one)
+        return one
+
+    def call_later(self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
+        return self.call_at(self.now + delay, callback, *args, context=context)
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
+        seconds = when - self.now
+        if seconds <= 0 or self._closed:
+            return self.call_soon(callback, *args, context=context)
+        ready = Ready(callback, args, contextvars.copy_context() if context is None else context)
+        scope = CURRENT.get()
+        if type(scope) is not Scope:
+            raise FlowCodeError("a timer was made on a run's event loop by code that is not of its flow")
+        return self._timers.start_timer(scope, when, seconds, ready)
+
+    def time(self) -> float:
+        return self.now
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return FlowFuture(self._number_in(CURRENT.get()), self)
+
+    def _number_in(self, scope: Any) -> int:
+        """The same in every life of the run, and nearly always another one for each call."""
+        return zlib.crc32(scope.child_path("").encode(), self._seed) if type(scope) is Scope else 0
+
+    def create_task(self, coro: Any, *, name: Any = None, context: Any = None, **_: Any) -> Any:
+        scope = CURRENT.get()
+        if self._closed or type(scope) is not Scope:
+            coro.close()
+            raise Unwind("its run has left memory") if self._closed else FlowCodeError("a task was made outside a flow")
+        _refuse_coroutines_of_as_completed(coro)
+        # A copy also of a context the caller passed: two tasks sharing it must not share the scope.
+        copy = contextvars.copy_context() if context is None else context.copy()
+        inner = Scope(scope.run, scope.child_path(branch_name(coro)), scope.run_key, scope)
+        number = zlib.crc32(inner.path.encode(), self._seed)
+        return self._make(number, coro, inner, inner.path if name is None else name, copy)
+
+    def _make(self, number: int, coro: Any, scope: Scope, name: str, context: contextvars.Context) -> FlowTask[Any]:
+        context.run(CURRENT.set, scope)
+        task: FlowTask[Any] = FlowTask(number, coro, loop=self, name=name, context=context)
+        self.tasks[task] = scope, context
+        scope.branches[task] = None
+        task.add_done_callback(self._task_ended)
+        return task
+
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        found = self.tasks.pop(task, None)  # type: ignore[call-overload]  # a FlowTask: no other is made here
+        if found is not None:
+            found[0].branches.pop(task, None)
+
+    def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
+        """An async generator that nobody reads to its end is being deleted: its clean-up is flow code as well."""
+        self._generators.discard(generator)
+        if not self._closed and type(CURRENT.get()) is Scope:
+            self.create_task(generator.aclose())
+
+    def is_running(self) -> bool:
+        return not self._closed
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def get_debug(self) -> bool:
+        return False
+
+    def get_task_factory(self) -> None:
+        return None
+
+    def get_exception_handler(self) -> None:
+        return None
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if not self._closed:
+            self._on_trouble(context)
+
+    default_exception_handler = call_exception_handler
+
+
+def _leave(outer: _Outer) -> None:
+    loop, hooks = outer
+    sys.set_asyncgen_hooks(*hooks)
+    asyncio._set_running_loop(loop)
+
+
+def _throw(task: FlowTask[Any], reason: str) -> None:
+    """Raise Unwind in a task's code, again and again while its clean-up waits for something."""
+    coro: Any = task.get_coro()
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # it never ends: asyncio would complain
+    for _ in range(MOST_THROWS):
+        try:
+            coro.throw(Unwind(reason))
+        except BaseException:  # noqa: BLE001 - it has ended, and how is nobody's business any more
+            return
+
+
+def explain_foreign_future(error: BaseException) -> BaseException:
+    """What asyncio says of a future that belongs to another loop, in words that help."""
+    if type(error) is not RuntimeError or "attached to a different loop" not in str(error):
+        return error
+    explained = FlowCodeError(
+        "flow code awaited a future or a task of another event loop, and what comes of that could not be repeated on replay: put "
+        "it into a step"
+    )
+    explained.__cause__ = error
+    return explained
+
+
+def _refuse_coroutines_of_as_completed(coro: Any) -> None:
+    """asyncio.as_completed() puts what it is given into a set first. Coroutines lie there in the order of their addresses, so
+    that the branches made of them would have other names in every process. (Calls of steps and flows hash by number.)"""
+    frame = sys._getframe(2)
+    if not asyncio.iscoroutine(coro) or type(coro).__hash__ is not object.__hash__:
+        return
+    for _ in range(4):
+        code = frame.f_code
+        if code.co_filename != asyncio.tasks.__file__ or frame.f_back is None:
+            return
+        if "as_completed" in code.co_name or "AsCompleted" in getattr(code, "co_qualname", ""):
+            coro.close()
+            raise FlowCodeError(
+                f"asyncio.as_completed() was given the coroutine {coro.__qualname__!r}, and takes those in no order that could "
+                "be repeated: hand it tasks, as_completed([asyncio.create_task(...), ...])"
+            )
+        frame = frame.f_back
+
+
+def _refused(name: str) -> Callable[..., NoReturn]:
+    def refuse(self: RunLoop, *_: Any, **__: Any) -> NoReturn:
+        raise FlowCodeError(
+            f"flow code called {name}() of its event loop, which reaches outside the run, and what comes back could not be "
+            "repeated on replay: put it into a step"
+        )
+
+    refuse.__name__ = name
+    return refuse
+
+
+# Everything else that an event loop can do: I/O, threads, signals, and being run by somebody else.
+for _name in sorted(vars(asyncio.AbstractEventLoop)):
+    if not _name.startswith("_") and _name not in vars(RunLoop):
+        setattr(RunLoop, _name, _refused(_name))

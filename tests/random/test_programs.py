@@ -1,0 +1,89 @@
+"""Random programs: whatever a flow may do, undisturbed, parked, with checkpoints, and killed, it sees the same and ends the same.
+
+The seeds here are fixed, the races inside the programs are real. `make soak` tries thousands of others.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from relight.testing.servers.postgres import PostgresServer
+from tests.random.check import oracle
+from tests.random.conftest import BATCH, Endure
+from tests.random.generate import generate
+from tests.random.shrink import shrink
+from tests.random.trial import MODES, Found, Trials
+
+# Programs for each test: four tests a mode, about a minute of one processor in all.
+COUNTS = {"undisturbed": 40, "parked": 80, "checkpoints": 60, "killed": 100}
+
+
+@pytest.mark.timeout(600)  # only a hanging program uses it up
+@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("mode", MODES)
+def test_programs_on_sqlite(mode: str, part: int, endure: Endure) -> None:
+    count = COUNTS[mode]
+    endure(range(part * count, (part + 1) * count), mode)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mode", ["parked", "killed"])
+def test_programs_on_postgres(mode: str, endure: Endure, postgres_server: PostgresServer) -> None:
+    endure(range(5000, 5040), mode, postgres=postgres_server.url())
+
+
+def test_a_seed_always_makes_the_same_program() -> None:
+    assert [generate(seed) for seed in range(50)] == [generate(seed) for seed in range(50)]
+
+
+def test_every_statement_is_generated() -> None:
+    from tests.random import interpret, interpret_sync
+
+    found: set[str] = set()
+
+    def walk(node: Any) -> None:
+        if isinstance(node, dict):
+            found.update([node["op"]] if "op" in node else [])
+            node = list(node.values())
+        if isinstance(node, list):
+            for one in node:
+                walk(one)
+
+    for seed in range(300):
+        walk(generate(seed))
+    assert found == {*interpret.STATEMENTS, *interpret_sync.STATEMENTS}
+
+
+def test_the_oracle_executes_programs_without_the_engine() -> None:
+    certain = [program for program in map(generate, range(200)) if program["certain"]]
+    kinds = [oracle(program)[0] for program in certain]
+    assert {"completed", "failed"} == set(kinds)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("store", ["sqlite", "postgres"])
+def test_thousands(mode: str, store: str, request: pytest.FixtureRequest) -> None:
+    """RANDOM_SEED and RANDOM_COUNT say which; what fails is printed as a program as small as it gets."""
+    first = int(os.environ.get("RANDOM_SEED", "1000000"))
+    count = int(os.environ.get("RANDOM_COUNT", "3000" if store == "sqlite" else "300"))
+    url = request.getfixturevalue("postgres_server").url() if store == "postgres" else None
+    failed: list[str] = []
+    with Trials(postgres=url) as trials:
+        for seed in range(first, first + count, BATCH):
+            programs = [generate(one) for one in range(seed, seed + BATCH)]
+            for found in trials.run(programs, mode):
+                failed.append(f"{found.text()}\n{smallest(trials, found)}")
+                print(failed[-1], flush=True)
+        print(f"{trials.programs} programs {mode}, {trials.lives} processes, {trials.kills} kills")
+    assert not failed, "\n".join(failed)
+
+
+def smallest(trials: Trials, found: Found) -> str:
+    def fails(program: dict[str, Any]) -> bool:
+        return any(trials.run([program] * BATCH, found.mode, turn) for turn in range(5))
+
+    return str(shrink(generate(found.seed), fails))
