@@ -79,21 +79,6 @@ async def wait_futures() -> list[str]:
     return [shields[one] for one in done]
 
 
-async def wait_gathers() -> list[str]:
-    """And what asyncio.gather gives."""
-    gathers = {asyncio.gather(task): task.get_name() for task in tasks()}
-    done, _ = await asyncio.wait(gathers)
-    return [gathers[one] for one in done]
-
-
-async def all_tasks() -> list[str]:
-    """asyncio.all_tasks() knows the tasks of this run only."""
-    made = tasks()
-    found = names(one for one in asyncio.all_tasks() if one.get_name().isdigit())
-    await asyncio.gather(*made)
-    return found
-
-
 SHAPES = {
     one.__name__: one
     for one in (
@@ -103,8 +88,6 @@ SHAPES = {
         as_completed_calls,
         as_completed_tasks,
         wait_futures,
-        wait_gathers,
-        all_tasks,
     )
 }
 

@@ -14,7 +14,7 @@ from relight import (
     wait_for,
 )
 from tests.flows.watching import turns
-from tests.flows.ways import Gate, ThreadGate, Ways, replay_to_the_end, two_signals, waits
+from tests.flows.ways import Gate, Held, ThreadGate, Ways, cancel_is_heard, replay_to_the_end, two_signals, waits
 from tests.flows.world import World, until
 
 # ---- a cancellation that arrives in the wrong moment
@@ -89,21 +89,19 @@ async def test_cancelled_during_a_sync_step_the_clean_up_runs(world: World, shap
 @pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])
 @pytest.mark.parametrize("fails", [False, True], ids=["ends", "fails"])
 async def test_cancelled_during_a_steps_commit_the_clean_up_runs(world: World, sync: bool, fails: bool):
-    ended, said, ways = asyncio.Event(), list[str](), Ways()
-    loop = asyncio.get_running_loop()
+    gate, thread, said, ways = Gate(), ThreadGate(), list[str](), Ways()
 
-    def body() -> None:
-        loop.call_soon_threadsafe(ended.set)
+    @step
+    async def work() -> None:
+        await gate.pass_by()
         if fails:
             raise ValueError("no")
 
     @step
-    async def work() -> None:
-        body()
-
-    @step
     def work_sync() -> None:
-        body()
+        thread.pass_by()
+        if fails:
+            raise ValueError("no")
 
     @step
     async def release() -> None:
@@ -122,24 +120,28 @@ async def test_cancelled_during_a_steps_commit_the_clean_up_runs(world: World, s
             await release()
 
     rl = await world.open()
-    world.slow["commit"] = 300
     run = await rl.start(lease)
-    await asyncio.wait_for(ended.wait(), 20)
+    await until(lambda: gate.entered or thread.entered.is_set())
+    commits = Held(world, "commit")
+    await gate.open(after=0)
+    thread.open()
+    await until(lambda: not rl.orchestrator.live[run.id].inflight)  # its body has ended, and is being committed
     await run.cancel("sold")
+    await cancel_is_heard(world, run)
+    commits.let_go()
     with pytest.raises(RunCancelledError, match="sold"):
         await run.result("10s")
     assert said == ["released"]
-    assert ways.check(at_least=1)[-1] == "cleaning up"
+    assert ways.check(at_least=1) == ["cleaning up"]
 
 
 async def test_cancelled_during_a_steps_commit_and_killed_in_the_clean_up(world: World):
     """Replay has to know that the step's result, which the journal holds, never reached the flow."""
-    ended, releasing, ways = asyncio.Event(), Gate(), Ways()
-    world.slow["commit"] = 300
+    gate, releasing, ways = Gate(), Gate(), Ways()
 
     @step
     async def work() -> None:
-        ended.set()
+        await gate.pass_by()
 
     @step
     async def release() -> None:
@@ -158,14 +160,19 @@ async def test_cancelled_during_a_steps_commit_and_killed_in_the_clean_up(world:
 
     rl = await world.open()
     run = await rl.start(lease)
-    await asyncio.wait_for(ended.wait(), 20)
+    await until(lambda: gate.entered)
+    commits = Held(world, "commit")
+    await gate.open()
+    await until(lambda: not rl.orchestrator.live[run.id].inflight)
     await run.cancel("sold")
+    await cancel_is_heard(world, run)
+    commits.let_go()
     await until(lambda: releasing.entered)
     rl = await world.crash_and_reopen()
     await releasing.open(after=2)
     with pytest.raises(RunCancelledError, match="sold"):
         await (await rl.get(run.id)).result("10s")
-    assert ways.check()[-2:] == ["cleaning up", "clean"]
+    assert ways.check() == ["cleaning up", "clean"]
 
 
 async def test_cancelled_while_it_is_being_replayed_the_clean_up_runs(world: World):
@@ -198,10 +205,13 @@ async def test_cancelled_while_it_is_being_replayed_the_clean_up_runs(world: Wor
     await until(lambda: waits(world, run))
     world.slow["get_blob"] = 300
     rl = await world.crash_and_reopen()
-    await until(lambda: len(ways) == 2 and len(ways[1]) == 2)
+    reading = Held(world, "get_blob")
+    await until(lambda: len(ways) == 2)
     run = await rl.get(run.id)
     await run.cancel("sold")
-    assert len(ways[1]) < 5, "the replay was over too soon to be hit"
+    await turns()
+    assert len(ways[1]) < 5
+    reading.let_go()
     await until(lambda: releasing.entered)
     rl = await world.crash_and_reopen()
     await releasing.open(after=2)

@@ -60,6 +60,28 @@ class ThreadGate:
         self._open.set()
 
 
+class Held:
+    """A method of an engine's store that does not begin before the test lets it."""
+
+    def __init__(self, world: World, method: str) -> None:
+        store, self._open = world.rl.services.store, asyncio.Event()
+        plain = getattr(store, method)
+
+        async def held(*args: Any) -> Any:
+            await self._open.wait()
+            return await plain(*args)
+
+        setattr(store, method, held)
+
+    def let_go(self) -> None:
+        self._open.set()
+
+
+async def cancel_is_heard(world: World, run: Handle) -> None:
+    """The request has reached the run, whatever it is doing."""
+    await until(lambda: world.rl.orchestrator.live[run.id].last_heard)
+
+
 async def two_signals() -> None:
     """How a flow ends that `replay_to_the_end` is for."""
     await wait_for("go")

@@ -199,10 +199,26 @@ def _steps(lines: list[Line], bodies: dict[str, Line], kills: int) -> list[str]:
                     if " = " in line.text and line.text.split()[1] != body.text:
                         found.append(f"the flow was told {line.text!r}, the end of {body.text}")
                     settled[body.key, body.text] = nonce
+    found += _forbidden(lines)
     if not retried:
         for (key, attempt, text), count in begun.items():
             if count > 1 + kills:
                 found.append(f"step {key!r} {text} attempt {attempt} began {count} times with {kills} kills")
+    return found
+
+
+def _forbidden(lines: list[Line]) -> list[str]:
+    """A step with on_crash="fail" that was cut off by a crash does not begin again, whatever is retried around it."""
+    open_in: dict[str, int] = {}
+    found = []
+    for line in lines:
+        if re.search(r"(^|/)fatal(:\d+)?$", line.key):
+            if line.what == "begin" and line.key in open_in:
+                found.append(f"step {line.key!r} began again in life {line.life}, though on_crash='fail' forbids that")
+            if line.what == "begin":
+                open_in[line.key] = line.life
+            elif line.what == "end":
+                open_in.pop(line.key, None)
     return found
 
 
@@ -251,7 +267,7 @@ def _left(lines: list[Line], traces: list[Trace]) -> list[str]:
         count: Counter[str] = Counter()
         for line in trace:
             what, _, name = line.text.partition(" ")
-            if line.text.startswith("entered "):
+            if line.text.startswith("entered ") and "/forgotten" not in line.branch:
                 entered.add(name)
             elif line.text.startswith(("left ", "broke off leaving ")):
                 left.add(line.text.rpartition(" ")[2])

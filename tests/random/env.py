@@ -38,6 +38,7 @@ class Shared:
         self.lock = asyncio.Lock()
         self.semaphore = asyncio.Semaphore(2)
         self.event = asyncio.Event()
+        self.forgotten: list[asyncio.Task[Any]] = []  # or the garbage collector would end them
 
 
 class Env:

@@ -79,6 +79,8 @@ class Generator:
             inner |= {"parallel": 4}
         else:
             inner |= {"gather": 3, "group": 2, "timeout": 1.5, "wait_for": 1}
+            if depth == 0 and not self.certain:
+                inner["forget"] = 1
             if not self.certain:
                 leaves |= {"put": 1, "get": 1, "set": 0.7, "await_event": 0.7}
                 inner |= {"later": 2, "wait": 3, "as_completed": 1.5, "lock": 2, "shield": 0.7}
@@ -203,6 +205,9 @@ class Generator:
     def later(self, depth: int) -> dict[str, Any]:
         between, cancel = self.block(depth + 1), self.chance.random() < 0.5
         return {"op": "later", "branches": self.branches(depth), "between": between, "cancel": cancel}
+
+    def forget(self, depth: int) -> dict[str, Any]:
+        return {"op": "forget", "branches": self.branches(depth)[:2]}
 
     def wait(self, depth: int) -> dict[str, Any]:
         chance = self.chance

@@ -1,102 +1,22 @@
-"""The interpreter of async programs: flows that do what their argument, a program, says.
+"""The interpreter of async programs: flows that do what their argument, a program, says. See `core`.
 
-`execute` goes through a block of statements; each statement is a function below, registered under its name. What a statement
-is told goes into the trace at once. `generate.py` says what a statement may contain.
+`generate.py` says what a statement may contain; `branches` has those with several tasks.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from relight import Retry, flow, foreach, now, random, sleep, spawn, uuid, wait_for
-from tests.random.book import Trace, describe, plain
-from tests.random.env import PLAIN, Block, Env, Shared, called, is_quiet
+from tests.random import branches
+from tests.random.book import describe, plain
+from tests.random.core import execute, in_box, observe, statement
+from tests.random.env import PLAIN, Block, Env, called, is_quiet
 from tests.random.plain import plain_step
 from tests.random.steps import ASYNC, Boom, each_step
 
-Statement = Callable[[Env, dict[str, Any]], Awaitable[None]]
-STATEMENTS: dict[str, Statement] = {}
-
-
-def statement(function: Statement) -> Statement:
-    STATEMENTS[function.__name__.removeprefix("do_")] = function
-    return function
-
-
-async def execute(env: Env, block: Block) -> None:
-    for one in block:
-        await STATEMENTS[one["op"]](env, one)
-
-
-async def in_box(trace: Trace, box: str, path: str, block: Block, last: int) -> list[Any]:
-    """The body of a flow call, or of an item."""
-    env = Env(trace, box, box, path, Shared())
-    env.last = last
-    env.enter()
-    try:
-        await execute(env, block)
-    except BaseException as error:
-        if not is_quiet(error):
-            env.leave(f"raised {describe(error)}")
-        raise
-    env.leave(f"returned {plain(env.out)}")
-    return env.out
-
-
-async def branch(env: Env, block: Block) -> list[Any]:
-    """A task of a flow call."""
-    try:
-        await execute(env, block)
-    except BaseException as error:
-        if not is_quiet(error):
-            env.derived(f"ends with {describe(error)}")
-        raise
-    env.derived("ends")
-    return env.out
-
-
-def branches(env: Env, blocks: list[Block], name: str) -> list[Any]:
-    """Coroutines, one for each."""
-    whole = env.inner(name)
-    return [branch(env.forked(f"{whole}.{number}"), block) for number, block in enumerate(blocks)]
-
-
-def tasks_of(env: Env, blocks: list[Block], name: str) -> list[asyncio.Task[Any]]:
-    return [asyncio.create_task(one, name=f"{name}{number}") for number, one in enumerate(branches(env, blocks, name))]
-
-
-async def reap(env: Env, tasks: list[asyncio.Task[Any]]) -> list[str]:
-    """Wait for all, whatever becomes of them, and say what that is."""
-    ends = await asyncio.gather(*tasks, return_exceptions=True)
-    texts = [describe(end) if isinstance(end, BaseException) else plain(end) for end in ends]
-    env.derived(f"reaped {texts}")
-    return texts
-
-
-@contextlib.asynccontextmanager
-async def reaped(env: Env, tasks: list[asyncio.Task[Any]], cancel: bool = True) -> AsyncIterator[None]:
-    """However the body ends, its tasks end before it."""
-    try:
-        yield
-    finally:
-        if cancel:
-            for task in tasks:
-                task.cancel()
-        await reap(env, tasks)
-
-
-async def observe(env: Env, what: str, awaited: Awaitable[Any]) -> Any:
-    """Something durable is asked for, and told."""
-    env.ask(what)
-    try:
-        return await awaited
-    except BaseException as error:
-        env.raised(what, error)
-        raise
-
+__all__ = ["branches"]  # imported for what it registers
 
 # ---- steps, values, waiting
 
@@ -203,162 +123,6 @@ async def do_context(env: Env, one: dict[str, Any]) -> None:
                 env.derived(f"broke off leaving {name}")
             raise
         env.derived(f"left {name}")
-
-
-# ---- branches
-
-
-@statement
-async def do_gather(env: Env, one: dict[str, Any]) -> None:
-    tasks = tasks_of(env, one["branches"], "gather")
-    async with reaped(env, tasks, one["cancel"]):
-        ends = await asyncio.gather(*tasks, return_exceptions=one["returns"])
-        texts = [describe(end) if isinstance(end, BaseException) else plain(end) for end in ends]
-        env.derived(f"gathered {texts}")
-        env.out.append([-4 if isinstance(end, BaseException) else end for end in ends])
-
-
-@statement
-async def do_group(env: Env, one: dict[str, Any]) -> None:
-    made: list[asyncio.Task[Any]] = []
-    try:
-        async with asyncio.TaskGroup() as group:
-            for coroutine in branches(env, one["branches"], "group"):
-                made.append(group.create_task(coroutine))
-            await execute(env, one["body"])
-    except Exception as error:
-        env.derived(f"group raised {describe(error)}")
-        if not one["catch"]:
-            raise
-        env.gain(-5)
-    else:
-        env.out.append([task.result() for task in made])
-
-
-@statement
-async def do_later(env: Env, one: dict[str, Any]) -> None:
-    """Tasks that are awaited later, or cancelled."""
-    tasks = tasks_of(env, one["branches"], "later")
-    async with reaped(env, tasks, one["cancel"]):
-        await execute(env, one["between"])
-    env.gain(sum(task.done() and not task.cancelled() and task.exception() is None for task in tasks))
-
-
-@statement
-async def do_wait(env: Env, one: dict[str, Any]) -> None:
-    """asyncio.wait: the order of its sets decides what is asked for."""
-    tasks = tasks_of(env, one["branches"], "wait")
-    async with reaped(env, tasks, one["cancel"]):
-        seconds = None if one["ms"] is None else one["ms"] / 1000
-        done, pending = await asyncio.wait(tasks, return_when=one["when"], timeout=seconds)
-        names = [task.get_name() for task in done]
-        env.derived(f"done {names}, pending {[task.get_name() for task in pending]}")
-        for task in done:
-            env.shared.list.append(tasks.index(task))
-        await execute(env, one["then"])
-    env.gain(len(names))
-
-
-@statement
-async def do_as_completed(env: Env, one: dict[str, Any]) -> None:
-    tasks = tasks_of(env, one["branches"], "completed")
-    async with reaped(env, tasks):
-        for number, next_one in enumerate(asyncio.as_completed(tasks)):
-            try:
-                env.derived(f"completed {await next_one}")
-            except Exception as error:
-                env.derived(f"completed with {describe(error)}")
-            if number < len(one["then"]):
-                await execute(env, one["then"][number])
-
-
-@statement
-async def do_timeout(env: Env, one: dict[str, Any]) -> None:
-    try:
-        async with asyncio.timeout(one["ms"] / 1000):
-            await execute(env, one["body"])
-    except TimeoutError as error:
-        env.derived(f"timeout: {describe(error)}")
-        env.gain(-6)
-
-
-@statement
-async def do_wait_for(env: Env, one: dict[str, Any]) -> None:
-    (coroutine,) = branches(env, [one["body"]], "limited")
-    try:
-        value = await asyncio.wait_for(coroutine, one["ms"] / 1000)
-        env.derived(f"in time: {plain(value)}")
-    except TimeoutError as error:
-        env.derived(f"not in time: {describe(error)}")
-        env.gain(-7)
-
-
-@statement
-async def do_shield(env: Env, one: dict[str, Any]) -> None:
-    """Given up on, but not stopped."""
-    (task,) = tasks = tasks_of(env, [one["body"]], "shielded")
-    async with reaped(env, tasks, cancel=False):
-        try:
-            async with asyncio.timeout(one["ms"] / 1000):
-                await asyncio.shield(task)
-        except TimeoutError as error:
-            env.derived(f"shielded: {describe(error)}")
-        await execute(env, one["then"])
-
-
-# ---- what branches share
-
-
-@statement
-async def do_note(env: Env, one: dict[str, Any]) -> None:
-    env.shared.list.append(one["number"])
-    env.shared.count += 1
-    env.derived(f"noted, now {env.shared.list}")
-
-
-@statement
-async def do_put(env: Env, one: dict[str, Any]) -> None:
-    await _limited(env, one, "put", lambda: env.shared.queue.put(env.last))
-
-
-@statement
-async def do_get(env: Env, one: dict[str, Any]) -> None:
-    await _limited(env, one, "get", lambda: env.shared.queue.get())
-
-
-@statement
-async def do_set(env: Env, one: dict[str, Any]) -> None:
-    env.shared.event.set()
-    env.derived("set")
-
-
-@statement
-async def do_await_event(env: Env, one: dict[str, Any]) -> None:
-    await _limited(env, one, "event", lambda: env.shared.event.wait())
-
-
-async def _limited(env: Env, one: dict[str, Any], what: str, begin: Callable[[], Awaitable[Any]]) -> bool:
-    """Nothing waits for ever."""
-    try:
-        async with asyncio.timeout(one["ms"] / 1000):
-            value = await begin()
-    except TimeoutError as error:
-        env.derived(f"{what}: {describe(error)}")
-        return False
-    env.derived(f"{what}: {value}")
-    if isinstance(value, int):
-        env.gain(int(value))
-    return True
-
-
-@statement
-async def do_lock(env: Env, one: dict[str, Any]) -> None:
-    lock = env.shared.lock if one["which"] == "lock" else env.shared.semaphore
-    if await _limited(env, one, one["which"], lock.acquire):
-        try:
-            await execute(env, one["body"])
-        finally:
-            lock.release()
 
 
 # ---- boxes

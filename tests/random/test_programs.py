@@ -40,7 +40,7 @@ def test_a_seed_always_makes_the_same_program() -> None:
 
 
 def test_every_statement_is_generated() -> None:
-    from tests.random import interpret, interpret_sync
+    from tests.random import core, interpret_sync
 
     found: set[str] = set()
 
@@ -54,7 +54,7 @@ def test_every_statement_is_generated() -> None:
 
     for seed in range(300):
         walk(generate(seed))
-    assert found == {*interpret.STATEMENTS, *interpret_sync.STATEMENTS}
+    assert found == {*core.STATEMENTS, *interpret_sync.STATEMENTS}
 
 
 def test_the_oracle_executes_programs_without_the_engine() -> None:

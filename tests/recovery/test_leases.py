@@ -198,35 +198,38 @@ async def test_who_wakes_after_its_lapse_asks_before_the_next_step(engines: Engi
     """Frozen between two steps: the second must not run again, since another may have done it."""
     ran: list[str] = []
 
+    where: list[str] = ["a"]
+
     @step
     async def first() -> None:
         ran.append("first")
+        frozen.advance = lambda: None  # type: ignore[method-assign]  # its end is committed, and the flow does not go on
 
     @step
-    async def second(where: str) -> None:
-        ran.append(f"second at {where}")
+    async def second() -> None:
+        ran.append(f"second at {where[0]}")
 
     @flow
     async def work() -> None:
         await first()
-        if thaw is not None:
-            await thaw.wait()  # plain asyncio: nothing is committed when it ends
-        await second("a" if thaw is not None else "b")
+        await second()
 
-    frozen = asyncio.Event()
-    thaw: asyncio.Event | None = frozen
     a = await engines.start("a")
     await a.start(work, id="r")
+    frozen = a.orchestrator.live["r"]
     await until(lambda: ran == ["first"])
+    await until(lambda: frozen.writer.idle)
     keeper = a.services.keeper
     keeper.fall_silent()
-    thaw = None
+    where[0] = "b"
     b = await engines.start("b")
     await (await b.get("r")).result(timeout="10s")
     assert ran == ["first", "second at b"]
     keeper.generation += 1  # what the keeper does when it wakes first and renews the lapsed lease
     keeper.valid_until = time.monotonic() + 100
-    frozen.set()
+    where[0] = "a"
+    del frozen.advance
+    frozen.advance()
     await until(lambda: not a.orchestrator.live)
     assert ran == ["first", "second at b"]
     assert a.metrics.value("relight_false_deaths_total") == 1

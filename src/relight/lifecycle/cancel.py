@@ -63,6 +63,7 @@ def tell(run: LiveRun) -> None:
         if not scope.cancel_seen:
             mark_seen(scope)
             task.cancel()
+    run.loop.let_in()
 
 
 def reach_the_rest(run: LiveRun) -> bool:

@@ -142,9 +142,9 @@ async def call_flow(run: LiveRun, call: Call, parent: Scope | None) -> Any:
                     CURRENT.reset(token)
             else:
                 value = await _with_timeout(run, call, scope)
+            _check_return(run, call, scope)
             if scope.branches:
                 await run.loop.end_branches(scope)
-            _check_return(run, call, scope)
         except Unwind:
             raise
         except BaseException as error:
@@ -152,7 +152,8 @@ async def call_flow(run: LiveRun, call: Call, parent: Scope | None) -> Any:
                 await run.loop.end_branches(scope)
             failure = explain_foreign_future(steps.ordinary(error, flow.what))
             retry = flow.retry
-            again = retry is not None and run.stopping is None and retry.again(call.attempt, failure)
+            may = retry is not None and run.stopping is None and not run.cancelled
+            again = may and retry is not None and retry.again(call.attempt, failure)
             if not again or (call.deadline is not None and call.deadline <= run.services.clock.now()):
                 if failure is error:
                     raise

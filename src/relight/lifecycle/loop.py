@@ -30,7 +30,8 @@ from relight.flow.scope import CURRENT, Scope, branch_name
 T = TypeVar("T")
 _Outer = tuple[asyncio.AbstractEventLoop | None, Any]  # what was running, and its hooks for async generators
 
-# So many callbacks in one go; then others have their turn. Only a flow that spins on asyncio.sleep(0) comes near it.
+# So many callbacks in one go; then the flow counts as at rest, and others have their turn. Only one that spins on
+# asyncio.sleep(0) comes near it.
 MOST_CALLBACKS = 10_000
 # How often Unwind is thrown into code that goes on waiting in its clean-up.
 MOST_THROWS = 100
@@ -102,15 +103,22 @@ class FlowFuture(asyncio.Future[Any]):
 class RunLoop(asyncio.AbstractEventLoop):
     """See the module's docstring."""
 
-    def __init__(self, name: str, timers: Timers, on_trouble: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        timers: Timers,
+        on_trouble: Callable[[dict[str, Any]], None],
+        on_wake: Callable[[], None],
+    ) -> None:
         self._timers = timers
         self._on_trouble = on_trouble
+        self._on_wake = on_wake  # somebody else than the run has put something into the queue
+        self._outside: list[Ready] = []
         self._seed = zlib.crc32(name.encode())  # another for each run: asyncio keeps the tasks of all of them in one set
         self._numbers = itertools.count(self._seed)  # of tasks that flow code never sees
         self.ready: deque[Ready] = deque()
         self.tasks: dict[FlowTask[Any], tuple[Scope, contextvars.Context]] = {}  # alive, in the order of their making
         self.now = 0.0  # what time() says: the last timer that went off
-        self._generators: set[AsyncGenerator[Any, Any]] = set()
         self._closed = False
         self.driven = False  # the run itself is at work on it: nobody else may put anything into the queue
 
@@ -152,7 +160,7 @@ class RunLoop(asyncio.AbstractEventLoop):
         """This is the running loop from now on, and async generators that flow code begins are its own."""
         outer = asyncio._get_running_loop(), sys.get_asyncgen_hooks()
         asyncio._set_running_loop(self)
-        sys.set_asyncgen_hooks(self._generators.add, self._close_generator)
+        sys.set_asyncgen_hooks(None, self._close_generator)
         return outer
 
     def start(
@@ -185,12 +193,11 @@ class RunLoop(asyncio.AbstractEventLoop):
         finally:
             _leave(outer)
         self.tasks.clear()
-        self._generators.clear()
 
     def let_go(self) -> None:
         """Its run is over: nothing leads from here to that any more."""
         self.unwind("its run is over")
-        del self._timers, self._on_trouble
+        del self._timers, self._on_trouble, self._on_wake
 
     # ---- what flow code calls through asyncio
 
@@ -199,12 +206,19 @@ class RunLoop(asyncio.AbstractEventLoop):
         if self._closed:
             return one
         if not self.driven:
+            self._outside.append(one)
+            self._on_wake()
             raise FlowCodeError(
                 "a future, an event or a queue of flow code was used from outside the flow, a step's body perhaps: on replay "
                 "nobody would do so again; return a value from the step, or send the run a signal"
             )
         self.ready.append(one)
         return one
+
+    def let_in(self) -> None:
+        """What others have put into the queue. The flow has been told that it is broken: it may end by that now."""
+        self.ready.extend(self._outside)
+        self._outside.clear()
 
     def call_later(self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
         return self.call_at(self.now + delay, callback, *args, context=context)
@@ -256,7 +270,6 @@ class RunLoop(asyncio.AbstractEventLoop):
 
     def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
         """An async generator that nobody reads to its end is being deleted: its clean-up is flow code as well."""
-        self._generators.discard(generator)
         if not self._closed and type(CURRENT.get()) is Scope:
             self.create_task(generator.aclose())
 

@@ -131,7 +131,7 @@ class Operation(asyncio.Future[Any]):
         if self.recorded:
             # Too late for what was done, but the flow never hears of it; and replay must know that, before anything follows.
             for key in self.entries:
-                self.run.record(OperationCancelled(key, by_flow=True))
+                self.run.record(OperationCancelled(key, by_flow=True, again=self.given_up))
             self.run.unsettled += 1
             self.take_back()
         elif self.lingers and self.run.lingers(self):

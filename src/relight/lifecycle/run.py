@@ -91,7 +91,7 @@ class LiveRun:
         self.time = services.loop.time
 
         # The flow's code, and what it waits for.
-        self.loop = RunLoop(row.id, self, self._on_trouble)
+        self.loop = RunLoop(row.id, self, self._on_trouble, self._woken_from_outside)
         self.main: FlowTask[Any] | None = None
         self.turns = Turns(self)  # of the threads of sync code
         self.pending: dict[str, Operation] = {}  # asked for and not told, in the order of asking
@@ -120,7 +120,7 @@ class LiveRun:
         self._open: dict[str, Open] = {}  # once live: what had begun, and was not asked for until now
 
         self.deadlocked = False  # it waits, or waited, for something that nothing in the run can bring about
-        self._asked_about_deadlock = False
+        self._saying_so = False
 
         # Messages and times.
         self.cancel_reason = state.cancelled.reason if state.cancelled is not None else None
@@ -191,8 +191,10 @@ class LiveRun:
                 self.loop.pump()
                 if self._asked:
                     self._begin_asked()
-                if self.loop.ready:
-                    continue  # it spins: others have their turn after MOST_CALLBACKS
+                if self.loop.ready:  # it spins: what it is told comes between, and others have their turn
+                    if self._tell_next():
+                        continue
+                    break
                 if self.turns.next():
                     return  # a thread has the turn, and says when it is at rest
                 if self.cancelled and cancel.reach_the_rest(self):
@@ -232,8 +234,9 @@ class LiveRun:
             cancel.tell(self)
         elif self.main is not None:
             self.deadlocked = True
-            self._asked_about_deadlock = False
+            self._saying_so = False
             self.main.cancel()
+            self.loop.let_in()
 
     def _tell(self, operation: Operation) -> None:
         if operation.done():
@@ -396,13 +399,21 @@ class LiveRun:
             operation.begin()
 
     def _at_rest(self) -> None:
-        if self.busy > 0 or self._fetching or self.replay is not None:
+        if self.busy > 0 or self._fetching or self.replay is not None or self.turns.busy:
             return
-        if not self.pending and not self.turns.threads and not self._asked_about_deadlock:
-            # Nothing in the journal can ever wake it. The flow is told so as of an outcome: it may clean up, and then fails.
-            self._asked_about_deadlock = True
-            self.writer.add(Deadlocked("", self.services.clock.now()), DEADLOCKED)
+        if not self.pending and not self.turns.threads:
+            self._say_deadlocked()  # nothing in the journal can ever wake it
         waits.blocked(self)
+
+    def _say_deadlocked(self) -> None:
+        """The flow is told so as of an outcome, in its turn: it may clean up, and then fails."""
+        if not self._saying_so and self.stopping is None and not self.over:
+            self._saying_so = True
+            self.writer.add(Deadlocked("", self.services.clock.now()), DEADLOCKED)
+
+    def _woken_from_outside(self) -> None:
+        """Other code has touched an event, a queue or a future of the flow's. Nobody would do so again on replay."""
+        self.when_live(self._say_deadlocked)
 
     @property
     def blocked(self) -> bool:
@@ -472,7 +483,11 @@ class LiveRun:
         if self.replay is None:
             return True
         recorded = self.replay.recorded.get(operation.key)
-        return recorded is None or recorded.ending is not Ending.UNSEEN
+        return (
+            recorded is None
+            or recorded.ending is not Ending.UNSEEN
+            or (recorded.again and not operation.given_up)  # that was the second time
+        )
 
     def record(self, event: Event, operation: Operation | None = None) -> None:
         """Add an entry to the journal; once it is durable, `operation` has ended with it. A terminal run's is closed."""

@@ -148,6 +148,7 @@ class Turns:
         self.threads: set[FlowThread] = set()  # with flow code in them, running or waiting
         self.moving: FlowThread | None = None  # whose turn it is
         self._waiting: deque[tuple[FlowThread, Callable[[], None]]] = deque()
+        self._late: set[FlowThread] = set()  # those that had the turn for so long that others no longer wait for them
         self._count = 0  # of turns
         self._watching = False
         self.gone: asyncio.Future[None] | None = None  # whoever takes the run out of memory waits for the last to end
@@ -155,7 +156,7 @@ class Turns:
     @property
     def busy(self) -> bool:
         """Whether a thread executes flow code, or is about to."""
-        return self.moving is not None or bool(self._waiting)
+        return self.moving is not None or bool(self._waiting or self._late)
 
     def want(self, thread: FlowThread, go: Callable[[], None]) -> None:
         """This thread can go on: `go` lets it, when it is its turn."""
@@ -179,6 +180,9 @@ class Turns:
         if self.moving is thread:
             self.moving = None
             self.run.advance()
+        else:
+            self._late.discard(thread)
+            self.run.wake()
 
     def ended(self, thread: FlowThread) -> None:
         self.threads.discard(thread)
@@ -209,6 +213,7 @@ class Turns:
             f"{place_of(thread.ident)}; its other branches no longer wait for it, and may go on in another order on replay",
         )
         self.moving = None
+        self._late.add(thread)
         self.run.advance()
 
     def unwind(self, reason: str) -> None:
@@ -288,7 +293,13 @@ class FlowThread:
             self._interrupted = False
             self.turns.rested(self)  # it waits for the operation again that sent it to work
 
-        work = self._as(fn, scope)
+        def work() -> T:
+            token = CURRENT.set(scope)
+            try:
+                return fn()
+            finally:
+                CURRENT.reset(token)
+
         self.turns.want(self, lambda: self._answers.put((None, None, lambda: _finish(self.loop, future, work, ended))))
         return future
 
@@ -297,19 +308,10 @@ class FlowThread:
         if not self._running:
             return asyncio.ensure_future(self._threads.call(fn, info, bounded=False), loop=self.loop)
         future: asyncio.Future[T] = self.loop.create_future()
-        work = self._as(fn, info)
-        self._answers.put((None, None, lambda: _finish(self.loop, future, work)))
+        context = contextvars.copy_context()  # what the body sets stays in it, as with any step
+        context.run(CURRENT.set, info)
+        self._answers.put((None, None, lambda: _finish(self.loop, future, lambda: context.run(fn))))
         return future
-
-    def _as(self, fn: Callable[[], T], current: Scope | StepInfo) -> Callable[[], T]:
-        def body() -> T:
-            token = CURRENT.set(current)
-            try:
-                return fn()
-            finally:
-                CURRENT.reset(token)
-
-        return body
 
     def wait(self, call: Call) -> Any:
         """In the flow's thread: have the run's loop do it, serve what it sends here, return or raise its end."""
@@ -343,10 +345,7 @@ class FlowThread:
             if self._interrupted or self.abandoned:
                 self._interrupted = False
                 task.cancel()
-        if self.turns.moving is self:
-            self.turns.rested(self)
-        else:
-            run.wake()
+        self.turns.rested(self)
 
     def interrupt(self, outer: int) -> None:
         """Cancel what the code waits for, above the `outer` operations that wait for the code; or what it asks for next."""

@@ -137,10 +137,12 @@ class OperationCancelled(Event, tag="interrupted"):
     """The run's cancellation was raised at this operation, and replay raises it there again.
 
     Or, `by_flow`: the flow gave up on it, by a timeout or task.cancel(). If its end was recorded before this entry, that came
-    too late: the flow never saw it. Otherwise this is its end: what it had begun was cancelled and has ended.
+    too late: the flow never saw it. Otherwise this is its end: what it had begun was cancelled and has ended. `again`: the flow
+    had given up on it before, and waited for what it had begun to end; then it no longer did.
     """
 
     by_flow: bool = False
+    again: bool = False
 
 
 class ValueRecorded(Event, tag="value"):

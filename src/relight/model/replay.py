@@ -46,6 +46,7 @@ class Outcome(msgspec.Struct, array_like=True, gc=False):
     index: int = 0
     message_id: int = 0  # signals only: which it was, and its name
     name: str = ""
+    again: bool = False  # unseen only: the flow gave up on it twice
 
 
 class Open(msgspec.Struct, array_like=True):
@@ -259,7 +260,7 @@ def _operation_cancelled(s: TreeState, n: int, e: j.OperationCancelled) -> None:
     if before is not None and not s.is_kept(e.key, before):  # it had ended, but the flow did not hear of it any more
         if before.message_id:
             s.unclaimed.append(Unclaimed(before.message_id, before.name, before.output, before.blob))
-        s.outcomes[e.key] = Outcome(before.sequence, before.kind, Ending.UNSEEN)
+        s.outcomes[e.key] = Outcome(before.sequence, before.kind, Ending.UNSEEN, again=e.again)
         return
     begun = s.open.pop(e.key, None)
     if begun is None or begun.kind != "wait":  # a wait that was given up on leaves nothing to be told of
