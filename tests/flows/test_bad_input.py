@@ -547,6 +547,7 @@ async def test_a_task_that_its_flow_leaves_behind_is_cancelled_and_may_clean_up(
 
 async def test_a_step_that_its_flow_leaves_behind_is_cancelled_before_the_run_ends(world: World):
     calls: list[str] = []
+    left: list[asyncio.Task[str]] = []
 
     @step
     async def slow() -> str:
@@ -559,7 +560,7 @@ async def test_a_step_that_its_flow_leaves_behind_is_cancelled_before_the_run_en
 
     @flow
     async def hasty() -> str:
-        asyncio.create_task(slow())
+        left.append(asyncio.create_task(slow()))
         await late()
         return "done"
 
@@ -664,7 +665,7 @@ async def test_a_step_awaited_outside_the_run_it_was_called_in(world: World):
         given.append(late())
 
     rl = await world.open()
-    with pytest.raises(RunFailedError, match="'late' was called at .* and never awaited"):
+    with pytest.raises(RunFailedError, match=r"'late' was called at .* and never awaited"):
         await rl.run(handing_out)
     with pytest.raises(OutsideRunError, match="awaited outside that flow's run"):
         await given[0]

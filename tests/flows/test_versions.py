@@ -10,10 +10,10 @@ import pytest
 
 from relight import (
     NonDeterminismError,
+    RunCancelledError,
     RunFailedError,
     RunStateError,
     UnknownFlowError,
-    RunCancelledError,
     VersionMismatchError,
     flow,
     step,

@@ -114,8 +114,8 @@ class Env:
         return zlib.crc32(repr(self.shared.list).encode()) % 1000
 
     def raised(self, what: str, error: BaseException) -> None:
-        """Note an exception that was told, unless it is the run leaving memory."""
-        if isinstance(error, Exception):
+        """Note an exception that was told, unless it is the run leaving memory. That an item failed is not in the journal."""
+        if isinstance(error, Exception) and what != "items":
             self.told(f"{what} raised {describe(error)}")
         elif not is_quiet(error):
             self.derived(f"{what} raised {describe(error)}")

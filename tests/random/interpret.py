@@ -138,7 +138,7 @@ async def do_foreach(env: Env, one: dict[str, Any]) -> None:
         return await in_box(trace, env.branch + inner, env.path + inner, block, item[1])
 
     items = [[number, number + env.argument(one["x"])] for number in range(1 + env.argument(one["times"]) % 4)]
-    found = await observe(env, "foreach", foreach(items, each, concurrency=one["concurrency"]))
+    found = await observe(env, "items", foreach(items, each, concurrency=one["concurrency"]))
     env.told(f"foreach gave {plain(found)}")
     env.out.append(found)
 

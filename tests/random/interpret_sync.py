@@ -176,7 +176,7 @@ def do_foreach(env: Env, one: dict[str, Any]) -> None:
         return in_box(trace, env.branch + inner, env.path + inner, block, item[1])
 
     items = [[number, number + env.argument(one["x"])] for number in range(1 + env.argument(one["times"]) % 4)]
-    found = observe(env, "foreach", lambda: foreach(items, each, concurrency=one["concurrency"]))
+    found = observe(env, "items", lambda: foreach(items, each, concurrency=one["concurrency"]))
     env.told(f"foreach gave {plain(found)}")
     env.out.append(found)
 

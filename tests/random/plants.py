@@ -60,7 +60,7 @@ def two_at_once() -> None:
 
     def planted(self: LiveRun) -> bool:
         told = bool(tell_next(self))
-        if told and self.replay is None and self._told and self.stopping is None:
+        if told and self.replay is None and self.told and self.stopping is None:
             tell_next(self)
         return told
 

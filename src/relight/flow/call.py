@@ -87,7 +87,7 @@ class Call(collections.abc.Coroutine[Any, Any, Any]):
             raise RuntimeError(f"cannot await {self.name!r} again: it was awaited already")
         args, self._args = self._args, ()
         begun = self._begin(*args)
-        return begun.__await__() if type(begun) is CoroutineType else begun  # type: ignore[no-any-return]
+        return begun.__await__() if type(begun) is CoroutineType else begun
 
     def send(self, value: Any) -> Any:
         iterator = self._iterator

@@ -30,10 +30,8 @@ def _start_with_context(thread: threading.Thread) -> None:
     _start(thread)
 
 
-@functools.wraps(_submit)
-def _submit_with_context(
-    pool: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
-) -> Future[Any]:
+@functools.wraps(_submit)  # type: ignore[arg-type]
+def _submit_with_context(pool: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
     if type(CURRENT.get()) is not Scope:
         return _submit(pool, fn, *args, **kwargs)
     job = functools.partial(contextvars.copy_context().run, fn)
@@ -50,7 +48,7 @@ def hand_down_context() -> None:
     with _lock:
         _open_engines += 1
         if _open_engines == 1:
-            threading.Thread.start = _start_with_context  # type: ignore[method-assign]
+            threading.Thread.start = _start_with_context  # type: ignore[assignment, method-assign]
             ThreadPoolExecutor.submit = _submit_with_context  # type: ignore[assignment, method-assign]
 
 

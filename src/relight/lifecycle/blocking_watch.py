@@ -18,6 +18,8 @@ IDLE_LOOKS = 5
 
 
 class Named(Protocol):
+    """A run, as the watch sees it."""
+
     id: str
 
 

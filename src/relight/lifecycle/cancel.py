@@ -38,7 +38,10 @@ def request(run: LiveRun, message: Message) -> None:
     for operation in unheard:
         operation.unheard = True
     run.set_running()
-    run.writer.add(j.CancelRequested("", reason, run.services.clock.now(), [key for one in unheard for key in one.entries]), CANCELLED)
+    run.writer.add(
+        j.CancelRequested("", reason, run.services.clock.now(), [key for one in unheard for key in one.entries]),
+        CANCELLED,
+    )
     run.writer.consume([message.id])
     run.writer.cancel_spawned(reason)
     begin_grace(run)
@@ -117,6 +120,13 @@ def _force(run: LiveRun) -> None:
         hold.conclude(run, j.RunCancelled("", run.cancel_reason, run.services.clock.now()), reason=run.cancel_reason)
 
     run.services.background.start(hold.depart(run, "cancelled", 0.0, write), "cancel")
+
+
+def raise_if_told(run: LiveRun, scope: Scope) -> None:
+    """An operation begins in a branch that has not heard of the run's cancellation yet: it does now."""
+    if run.cancelled and not scope.cancel_seen:
+        mark_seen(scope)
+        raise RunCancelled(run.cancel_reason or "cancelled")
 
 
 def mark_seen(scope: Scope | None) -> None:

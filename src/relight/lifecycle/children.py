@@ -11,7 +11,7 @@ from relight.errors import RunCancelled, Unwind
 from relight.flow.definitions import Flow
 from relight.flow.payloads import rebuild_error, record_error
 from relight.flow.scope import Scope, here
-from relight.lifecycle import execute, steps
+from relight.lifecycle import cancel, execute, steps
 from relight.lifecycle.operation import Finished, Operation, Recorded
 from relight.model import journal as j
 from relight.model.blob import blob_digest
@@ -31,7 +31,7 @@ async def call(run: LiveRun, scope: Scope, flow: Flow[..., Any], args: tuple[Any
     ended = _ended(run, key, data)
     if ended is not None:
         return await run.asked(Finished(run, scope, key, ended, lambda outcome: _open(run, flow, outcome)))
-    run.raise_if_cancelled(scope)
+    cancel.raise_if_told(run, scope)
     begun = run.begun(key)
     inner_args, inner_kwargs = flow.arguments.open(data)
     at = begun.at if begun is not None and begun.at else run.services.clock.now()

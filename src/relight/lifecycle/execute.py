@@ -22,7 +22,7 @@ from relight.errors import (
 from relight.flow.definitions import Flow
 from relight.flow.payloads import record_error
 from relight.flow.scope import CURRENT, Scope
-from relight.lifecycle import hold, steps, waits
+from relight.lifecycle import hold, replaying, steps, waits
 from relight.lifecycle.loop import Ready, explain_foreign_future
 from relight.lifecycle.operation import Operation
 from relight.lifecycle.threads import FlowThread
@@ -81,7 +81,7 @@ async def drive(run: LiveRun, flow: Flow[..., Any]) -> None:
     try:
         assert run.created is not None
         data = await run.load(run.created.input, run.created.input_blob)
-        await run.load_kept()
+        await replaying.load_kept(run)
         args, kwargs = flow.arguments.open(data)
     except PayloadError as error:  # they fitted when the run was accepted, so the signature has changed
         why = f"flow {flow.name!r} no longer takes the input this run was started with: {error}; restore it, then resume()"
@@ -116,7 +116,7 @@ def ended(run: LiveRun) -> None:
             "the flow waits for something that nothing in its run can bring about: a future, an event, a lock or a queue that "
             "only other code could serve; put that into a step, or wait_for() a signal"
         )
-    if isinstance(failure, Unwind) or not run.finish_replay():
+    if isinstance(failure, Unwind) or not replaying.finished(run):
         return  # it was held while its code ran
     run.services.background.start(_finish(run, value, failure), "finish")
     run.over = True  # nothing may be told, begun or recorded behind this but the end itself
@@ -165,7 +165,7 @@ async def call_flow(run: LiveRun, call: Call, parent: Scope | None) -> Any:
 
 
 def _check_return(run: LiveRun, call: Call, scope: Scope) -> None:
-    """A flow has returned: has it done all that it asked for, and all that its journal holds?"""
+    """A flow has returned. It must have done all that it asked for, and all that its journal holds."""
     left = None if run.replay is None else run.replay.left_in(scope)
     if left is not None and run.cancel_reason is None:
         error = NonDeterminismError(f"the flow {call.flow.name!r} returned where its journal holds {left!r} next")
@@ -236,7 +236,7 @@ class _BackOff(Operation):
             (journal,) = await run.read(lambda store: store.read([run.id]))
             if isinstance(journal, Exception):
                 raise journal
-            await run.remember(restore(journal), key + "/" if key else "")
+            await replaying.remember(run, restore(journal), key + "/" if key else "")
         except Unwind:
             return
         except StoreError as error:

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import itertools
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from relight.flow.definitions import Definition, Step, return_annotation
 from relight.flow.fingerprint import text_digest
 from relight.flow.payloads import ValueCodec
 from relight.flow.scope import CURRENT, Scope, here
+from relight.lifecycle import cancel, replaying
 from relight.lifecycle.operation import Finished, Operation, Recorded
 from relight.lifecycle.steps import StepOperation
 from relight.lifecycle.threads import FlowThread
@@ -45,7 +47,6 @@ async def foreach(
     key = scope.begin("$foreach")
     todo = [_Item(key, index, value, digest) for index, (value, digest) in enumerate(_digests(key, items, each))]
     codec = each.result if isinstance(each, Definition) else ValueCodec(return_annotation(each), f"result of {key}")
-    run.foreachs.add(key)
     _forget_changed(run, scope, key, todo, sequential=concurrency == 1)
     results: list[Any] = [None] * len(todo)
     pending = iter(todo)
@@ -86,8 +87,11 @@ def _forget_changed(run: LiveRun, scope: Scope, key: str, todo: list[_Item], seq
     """On replay: of what is recorded, only that counts which belongs to an item that is still there, by position and content.
     In a sequential foreach, what was done behind a changed or missing item followed on the old one, and counts no more."""
     replay = run.replay
-    known = replay.items_of(key) if replay is not None else {}
-    if replay is None or not known:
+    if replay is None:
+        return
+    replay.foreachs.add(key)
+    known = replay.items_of(key)
+    if not known:
         return
     today = {item.scope_path for item in todo}
     gone = [path for path in known if path not in today]
@@ -105,12 +109,11 @@ def _forget_changed(run: LiveRun, scope: Scope, key: str, todo: list[_Item], seq
             f"run {run.id}: items of {key!r} have changed; it goes on from item {cut}, what followed is done again",
         )
     if gone:
-        run.change_foreach(key, cut)
+        replaying.change_foreach(run, replay, key, sys.maxsize if cut is None else cut)
         run_id = run.run_id(scope.run_key)
         listed = len(todo) if cut is None else cut
         run.when_live(lambda: run.writer.cut_items(run_id, key, listed))
         replay.forget_items(gone)
-        replay.loosen(key)
 
 
 async def _one(
@@ -127,7 +130,7 @@ async def _one(
     ended = _ended(run, path)
     if ended is not None:
         return await run.asked(Finished(run, scope, path, ended, lambda outcome: (run.open(codec, outcome), None)))
-    run.raise_if_cancelled(scope)
+    cancel.raise_if_told(run, scope)
     own_thread = None if inspect.iscoroutinefunction(each) else thread
     inner = Scope(run, path, scope.run_key, scope, own_thread, ends_branches=True)
     if isinstance(each, Step):

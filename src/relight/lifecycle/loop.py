@@ -57,7 +57,7 @@ class Ready:
 class TimerHandle(Protocol):
     """What `call_later` gives: as much of asyncio.TimerHandle as there is."""
 
-    def cancel(self) -> None: ...
+    def cancel(self) -> object: ...
     def cancelled(self) -> bool: ...
     def when(self) -> float: ...
 
@@ -71,9 +71,12 @@ class Timers(Protocol):
 
 
 class FlowTask(asyncio.Task[T]):
-    """A task of flow code. It hashes by its name in the run, so that sets of tasks (what asyncio.wait returns) have the same order
-    in every process; by memory address, the usual way, they would not. (Nor by a running number: of child runs that have
-    ended nothing is made again on replay.)"""
+    """A task of flow code.
+
+    It hashes by its name in the run, so that sets of tasks (what asyncio.wait returns) have the same order in every process; by
+    memory address, the usual way, they would not. Nor by a running number: of child runs that have ended nothing is made
+    again on replay.
+    """
 
     def __init__(self, number: int, coro: Coroutine[Any, Any, T], **options: Any) -> None:
         self._number = number  # first of all: asyncio puts every new task into a set
@@ -114,7 +117,9 @@ class RunLoop(asyncio.AbstractEventLoop):
         self._on_trouble = on_trouble
         self._on_wake = on_wake  # somebody else than the run has put something into the queue
         self._outside: list[Ready] = []
-        self._seed = zlib.crc32(name.encode())  # another for each run: asyncio keeps the tasks of all of them in one set
+        self._seed = zlib.crc32(
+            name.encode()
+        )  # another for each run: asyncio keeps the tasks of all of them in one set
         self._numbers = itertools.count(self._seed)  # of tasks that flow code never sees
         self.ready: deque[Ready] = deque()
         self.tasks: dict[FlowTask[Any], tuple[Scope, contextvars.Context]] = {}  # alive, in the order of their making
@@ -158,8 +163,9 @@ class RunLoop(asyncio.AbstractEventLoop):
 
     def _enter(self) -> _Outer:
         """This is the running loop from now on, and async generators that flow code begins are its own."""
-        outer = asyncio._get_running_loop(), sys.get_asyncgen_hooks()
-        asyncio._set_running_loop(self)
+        # These two are how asyncio lets others write event loops; uvloop does the same.
+        outer = asyncio._get_running_loop(), sys.get_asyncgen_hooks()  # noqa: SLF001
+        asyncio._set_running_loop(self)  # noqa: SLF001
         sys.set_asyncgen_hooks(None, self._close_generator)
         return outer
 
@@ -201,7 +207,7 @@ class RunLoop(asyncio.AbstractEventLoop):
 
     # ---- what flow code calls through asyncio
 
-    def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:  # type: ignore[override]
         one = Ready(callback, args, contextvars.copy_context() if context is None else context)
         if self._closed:
             return one
@@ -220,10 +226,14 @@ class RunLoop(asyncio.AbstractEventLoop):
         self.ready.extend(self._outside)
         self._outside.clear()
 
-    def call_later(self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> Any:
         return self.call_at(self.now + delay, callback, *args, context=context)
 
-    def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> Any:
         seconds = when - self.now
         if seconds <= 0 or self._closed:
             return self.call_soon(callback, *args, context=context)
@@ -298,13 +308,13 @@ class RunLoop(asyncio.AbstractEventLoop):
 def _leave(outer: _Outer) -> None:
     loop, hooks = outer
     sys.set_asyncgen_hooks(*hooks)
-    asyncio._set_running_loop(loop)
+    asyncio._set_running_loop(loop)  # noqa: SLF001
 
 
 def _throw(task: FlowTask[Any], reason: str) -> None:
     """Raise Unwind in a task's code, again and again while its clean-up waits for something."""
     coro: Any = task.get_coro()
-    task._log_destroy_pending = False  # type: ignore[attr-defined]  # it never ends: asyncio would complain
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001 - it never ends: asyncio would complain
     for _ in range(MOST_THROWS):
         try:
             coro.throw(Unwind(reason))
@@ -325,9 +335,12 @@ def explain_foreign_future(error: BaseException) -> BaseException:
 
 
 def _refuse_coroutines_of_as_completed(coro: Any) -> None:
-    """asyncio.as_completed() puts what it is given into a set first. Coroutines lie there in the order of their addresses, so
-    that the branches made of them would have other names in every process. (Calls of steps and flows hash by number.)"""
-    frame = sys._getframe(2)
+    """asyncio.as_completed() puts what it is given into a set first.
+
+    Coroutines lie there in the order of their addresses, so that the branches made of them would have other names in every
+    process. (Calls of steps and flows hash by where they were made.)
+    """
+    frame = sys._getframe(2)  # noqa: SLF001 - there is no other way to see who asks
     if not asyncio.iscoroutine(coro) or type(coro).__hash__ is not object.__hash__:
         return
     for _ in range(4):
@@ -337,7 +350,7 @@ def _refuse_coroutines_of_as_completed(coro: Any) -> None:
         if "as_completed" in code.co_name or "AsCompleted" in getattr(code, "co_qualname", ""):
             coro.close()
             raise FlowCodeError(
-                f"asyncio.as_completed() was given the coroutine {coro.__qualname__!r}, and takes those in no order that could "
+                f"asyncio.as_completed() was given the coroutine {coro!r}, and takes those in no order that could "
                 "be repeated: hand it tasks, as_completed([asyncio.create_task(...), ...])"
             )
         frame = frame.f_back

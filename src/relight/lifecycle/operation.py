@@ -134,7 +134,7 @@ class Operation(asyncio.Future[Any]):
                 self.run.record(OperationCancelled(key, by_flow=True, again=self.given_up))
             self.run.unsettled += 1
             self.take_back()
-        elif self.lingers and self.run.lingers(self):
+        elif self.lingers and self.run.lets_linger(self):
             self.given_up = True
             self.stop()
             return True
@@ -200,7 +200,7 @@ class Finished(Operation):
 
     def __init__(self, run: LiveRun, scope: Scope, key: str, outcome: Outcome, open_: Any) -> None:
         super().__init__(run, scope, key)
-        self.kind = outcome.kind  # type: ignore[misc]
+        self.kind = outcome.kind
         self.outcome = outcome
         self._open = open_
 

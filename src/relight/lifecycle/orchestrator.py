@@ -174,7 +174,9 @@ class Orchestrator:
         self.lookout.attend()
 
     def drive_new(self, row: Run, state: TreeState, flow: Flow[..., object], generation: int) -> None:
-        if row.id in self.live:  # started twice in one tick of the clock: the store took the second for the first, repeated
+        if (
+            row.id in self.live
+        ):  # started twice in one tick of the clock: the store took the second for the first, repeated
             return
         if not self.services.config.recovery.enabled:
             self._own.add(row.id)

@@ -1,8 +1,8 @@
 """Replay: what the journal holds of a tree, in the order in which its flow is told of it again.
 
 The flow is called anew and asks for its operations. What has an outcome here is not done again: the outcome is told in its
-turn, by the same code that tells it live (`LiveRun.advance`). When the last one has been told, what the flow has asked for and
-has no outcome is what was not done, or was in flight, when the run was last in memory. It begins then.
+turn, by the same code that tells it live (`LiveRun.advance`, `replaying.py`). When the last one has been told, what the
+flow has asked for and has no outcome is what was not done, or was in flight, when the run was last in memory. It begins then.
 
 Some of what is recorded is not told:
 
@@ -20,6 +20,7 @@ from collections.abc import Iterable
 
 from relight.errors import NonDeterminismError
 from relight.flow.scope import Scope
+from relight.lifecycle.operation import Operation
 from relight.model.journal import RunCreated
 from relight.model.replay import Ending, Open, Outcome, TreeState
 
@@ -39,6 +40,13 @@ class Replay:
         self.children: dict[str, RunCreated] = dict(state.children)
         self.unheard = frozenset(state.cancelled.unheard if state.cancelled is not None else ())
         self._items: dict[str, dict[str, bool]] | None = None
+        # How far it is: see replaying.py.
+        self.fetching = False  # the next outcome is being read from the store
+        self.redone: Operation | None = None  # is being made anew, since its code has changed
+        self.anew: dict[Operation, None] = {}  # what a foreach that has changed does in the midst of replay
+        self.foreachs: set[str] = set()  # that the flow has come to
+        self.changed: set[str] = set()  # those of them that have
+        self.drawn: list[str] = []  # values that the flow has asked for and the journal does not hold
         cancelled_at = state.cancelled.sequence if state.cancelled is not None else None
         boxes = {key for key, outcome in state.outcomes.items() if key and _is_box(outcome, cancelled_at)}
         self.boxes = boxes
@@ -97,7 +105,11 @@ class Replay:
         """An outcome that the flow, which has ended, should have been told."""
         for key in self._order:
             outcome = self.recorded.get(key)
-            if outcome is not None and outcome.ending not in (Ending.GIVEN_UP, Ending.UNSEEN) and key not in self.unheard:
+            if (
+                outcome is not None
+                and outcome.ending not in (Ending.GIVEN_UP, Ending.UNSEEN)
+                and key not in self.unheard
+            ):
                 return key
         return None
 
@@ -105,13 +117,10 @@ class Replay:
         """An operation the journal holds for the code of `scope` itself, that the flow ended without asking for."""
         for key in self._order:
             outcome = self.recorded.get(key)
-            if (
-                outcome is not None
-                and outcome.ending not in (Ending.GIVEN_UP, Ending.UNSEEN)
-                and outcome.kind != "item"
-            ):
-                if key.rpartition("/")[0] == scope.path and key not in self.unheard:
-                    return key
+            if outcome is None or outcome.ending in (Ending.GIVEN_UP, Ending.UNSEEN) or outcome.kind == "item":
+                continue
+            if key.rpartition("/")[0] == scope.path and key not in self.unheard:
+                return key
         return None
 
     # ---- foreach
@@ -137,13 +146,13 @@ class Replay:
         gone = tuple(scope + "/" for scope in scopes)
         for table in (self.recorded, self.kept, self.values, self.open):
             for key in [key for key in table if (key + "/").startswith(gone)]:
-                del table[key]  # type: ignore[attr-defined]  # each is a dict
+                del table[key]
         self.unasked = {key for key in self.unasked if not (key + "/").startswith(gone)}
 
     def has_begun_again(self, flow: str, since: int) -> bool:
         """Whether anything is recorded of a flow's newest attempt: then its back-off is over, whatever the clock says."""
         prefix = flow + "/" if flow else ""
-        found = (*self.recorded.items(), *self.open.items(), *self.values.items())
+        found: list[tuple[str, Outcome | Open]] = [*self.recorded.items(), *self.open.items(), *self.values.items()]
         return any(key.startswith(prefix) and one.sequence > since for key, one in found)
 
 

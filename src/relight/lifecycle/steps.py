@@ -307,6 +307,7 @@ class _LapsedError(Exception):
 async def _call_in_thread(op: StepOperation, info: StepInfo) -> Any:
     """A sync body. A free thread may be long in coming, so the lease is looked at again where the body begins."""
     run, step, scope = op.run, op.step, op.scope
+    thread: Any = scope.thread  # a FlowThread, seen through its protocol
 
     def body() -> Any:
         if run.doubtful:
@@ -317,8 +318,8 @@ async def _call_in_thread(op: StepOperation, info: StepInfo) -> Any:
     try:
         while True:
             try:
-                if scope.thread is not None and step.timeout_seconds is None:
-                    return await scope.thread.lend(body, info)
+                if thread is not None and step.timeout_seconds is None:
+                    return await thread.lend(body, info)
                 # With a timeout it needs a thread that can be left behind.
                 return await run.services.threads.call(body, info, bounded=not scope.holds_thread)
             except _LapsedError:

@@ -370,5 +370,5 @@ class FlowThread:
 
 def place_of(ident: int) -> str:
     """What a thread executes right now: "file:line"."""
-    frame = sys._current_frames().get(ident)
+    frame = sys._current_frames().get(ident)  # noqa: SLF001 - the documented way, for all its underscore
     return "an unknown place" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -10,6 +10,7 @@ from relight.flow.operations import VALUES
 from relight.flow.payloads import ValueCodec
 from relight.flow.scope import Scope
 from relight.model.journal import ValueRecorded
+from relight.model.replay import Outcome
 
 if TYPE_CHECKING:
     from relight.lifecycle.run import LiveRun
@@ -20,12 +21,25 @@ def take(run: LiveRun, scope: Scope, name: str) -> Any:
     key = scope.begin(f"${name}")
     make, annotation = VALUES[name]
     codec = ValueCodec(annotation, f"{name}()")
-    recorded = run.recorded_value(key)
+    recorded = _recorded(run, key)
     if recorded is not None:
         return codec.open(bytes(recorded.output))
     data, value = codec.seal(make(run.services.clock, run.services.entropy))
-    run.record_value(ValueRecorded(key, msgspec.Raw(data)))
+    _record(run, ValueRecorded(key, msgspec.Raw(data)))
     return value
+
+
+def _recorded(run: LiveRun, key: str) -> Outcome | None:
+    found = None if run.replay is None else run.replay.values.pop(key, None)
+    return found if found is not None or not run.kept else run.kept.pop(key, None)
+
+
+def _record(run: LiveRun, event: ValueRecorded) -> None:
+    """Nobody waits for it: the next step does, before its body begins."""
+    if run.replay is not None:
+        run.replay.drawn.append(event.key)
+    run.when_live(lambda: run.writer.add(event))
+    run.unsettled += 1
 
 
 async def take_on_loop(run: LiveRun, scope: Scope, name: str) -> Any:

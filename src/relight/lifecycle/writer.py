@@ -231,3 +231,19 @@ def _wake(waiters: Waiters) -> None:
     for waiter in waiters if isinstance(waiters, list) else (waiters,):
         if not waiter.done():
             waiter.set_result(None)
+
+
+def _nothing(*_: object) -> None:
+    """For callbacks of a run that is over."""
+
+
+class _Gone:
+    """What the writer of a run that is over tells."""
+
+    def tell(self, what: Any) -> Callable[[], None]:
+        return _nothing
+
+    fenced = failed = checkpoint = staticmethod(_nothing)
+
+
+GONE: Told = _Gone()

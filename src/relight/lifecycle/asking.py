@@ -1,0 +1,65 @@
+"""What flow code may ask of its run: one method per operation, each of which only makes a Call. What awaiting that does is in the
+operation's own file."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from relight.flow.call import Call
+from relight.flow.definitions import Flow, Step
+from relight.flow.scope import Scope
+from relight.lifecycle import children, fanout, spawned, steps, values, waits
+
+
+class Asking:
+    """The part of a LiveRun that flow code sees (`flow.scope.Operations`)."""
+
+    def __init__(self) -> None:
+        self.unawaited: dict[int, Call] = {}  # calls that have done nothing yet
+        self._calls = itertools.count()
+
+    def _call(self, scope: Scope, name: str, begin: Callable[..., Any], *args: Any) -> Call:
+        frame = sys._getframe(3)  # noqa: SLF001 - the flow's code: behind this are our caller, and sleep() or the like
+        return Call(self.unawaited, next(self._calls), name, scope, frame, begin, self, scope, *args)
+
+    def step(self, scope: Scope, step: Step[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        number, frame = next(self._calls), sys._getframe(2)  # noqa: SLF001 - the flow's code
+        return Call(self.unawaited, number, step.name, scope, frame, steps.perform, self, scope, step, args, kwargs)
+
+    def child(self, scope: Scope, flow: Flow[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        number, frame = next(self._calls), sys._getframe(2)  # noqa: SLF001 - the flow's code
+        return Call(self.unawaited, number, flow.name, scope, frame, children.call, self, scope, flow, args, kwargs)
+
+    def sleep(self, scope: Scope, seconds: float) -> Call:
+        return self._call(scope, "sleep", waits.sleep, seconds)
+
+    def wait_for(self, scope: Scope, name: str, payload_type: Any, timeout_seconds: float | None, default: Any) -> Call:
+        return self._call(scope, "wait_for", waits.wait_for_signal, name, payload_type, timeout_seconds, default)
+
+    def foreach(self, scope: Scope, items: list[Any], each: Callable[..., Any], concurrency: int) -> Call:
+        return self._call(scope, "foreach", fanout.foreach, items, each, concurrency)
+
+    def parallel(self, scope: Scope, branches: list[Callable[[], Any]]) -> Call:
+        return self._call(scope, "parallel", fanout.parallel, branches)
+
+    def spawn(
+        self,
+        scope: Scope,
+        flow: Flow[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        run_id: str | None,
+        handle: Callable[[str], Any],
+    ) -> Call:
+        return self._call(scope, "spawned", spawned.spawn, flow, args, kwargs, run_id, handle)
+
+    def join(self, scope: Scope, run_id: str, flow: Flow[..., Any]) -> Call:
+        return self._call(scope, "join", spawned.join, run_id, flow)
+
+    def value(self, scope: Scope, name: str) -> Any:
+        if scope.thread is not None:
+            return scope.perform(self._call(scope, name, values.take_on_loop, name))
+        return values.take(self, scope, name)  # type: ignore[arg-type]  # it is a LiveRun

@@ -1,0 +1,48 @@
+"""A run in memory hears its messages: signals, the ends of runs it awaits, and requests to cancel, pause or go on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from relight.lifecycle import cancel, hold, waits
+from relight.model.run import Message, MessageKind
+
+if TYPE_CHECKING:
+    from relight.lifecycle.run import LiveRun
+
+
+def deliver(run: LiveRun, message: Message) -> None:
+    """A message reached the run's inbox."""
+    if run.stopping is not None or run.over:
+        run.missed = True  # it stays in the inbox, and is looked for there once the run has left
+        return
+    if message.id in run.heard:
+        return  # loading the inbox and hearing of it may overlap
+    run.heard.add(message.id)
+    if run.replay is not None or run.main is None:
+        run.early.append(message)
+        if message.kind is MessageKind.PAUSE:  # it need not come back first
+            hold.attend(run, message)
+    else:
+        _hear(run, message)
+
+
+def listen(run: LiveRun) -> None:
+    """The flow can hear from now on: what came before is first."""
+    early, run.early = run.early, []
+    for message in early:
+        _hear(run, message)
+
+
+def _hear(run: LiveRun, message: Message) -> None:
+    if run.stopping is not None:
+        run.missed = True
+    elif message.kind is MessageKind.SIGNAL or message.kind is MessageKind.ENDED:
+        run.mailbox.append(message)
+        waits.hand_over(run)
+    elif message.kind is MessageKind.JOIN:
+        run.joined = True
+    elif message.kind is MessageKind.CANCEL:
+        cancel.request(run, message)
+    else:
+        hold.attend(run, message)
