@@ -148,6 +148,11 @@ class Operation(asyncio.Future[Any]):
     def take_back(self) -> None:
         """What was recorded for it is given to others, if it is something that must not be lost."""
 
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether it was under way when its process died, and may not be repeated."""
+        return self.begun is not None and self.begun.fatal
+
     def cut_short(self) -> bool:
         """Whether nobody wants it any more."""
         return self.given_up or self.interrupted

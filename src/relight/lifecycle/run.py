@@ -242,7 +242,7 @@ class LiveRun(RunRecord, Asking):
             return
         if self.cancel_reason is not None and not self.cancelled and operation.interruptible:
             return  # it will be told so before it begins
-        if operation.cut_short():
+        if operation.cut_short() and not operation.was_interrupted:
             cancel.end(operation)  # what it had begun died with the process that began it
         else:
             operation.begin()

@@ -73,7 +73,7 @@ class StepOperation(Operation):
 
     @property
     def lingers(self) -> bool:  # type: ignore[override]
-        return self.step.is_async
+        return self.step.is_async or self.was_interrupted
 
     def begin(self) -> None:
         run = self.run
@@ -113,7 +113,8 @@ class StepOperation(Operation):
             _ended_badly(self, error)
 
     def accept(self, outcome: Outcome) -> bool:
-        if not _still_valid(self, outcome):
+        # One that was interrupted is never executed again, also if it is asked for with other arguments or code now.
+        if not outcome.interrupted and not _still_valid(self, outcome):
             return False
         if outcome.error is not None:
             self.error = rebuild_error(outcome.error)
@@ -134,12 +135,18 @@ async def _do(op: StepOperation) -> None:
     """On the program's loop: execute a step that has more to remember than its result, or that cannot begin at once. Unwind:
     the run leaves memory, and what was not recorded is done again when it comes back."""
     run = op.run
-    if op.cut_short():
-        raise asyncio.CancelledError
     if run.stopping is not None:
         raise Unwind(run.stopping)
-    while run.is_unsettled():  # what the body may act on must be durable first, or a crash would give it something else
+    if op.was_interrupted:
+        _say_interrupted(op)
+        return
+    if op.cut_short():
+        raise asyncio.CancelledError
+    if run.is_unsettled():  # what the body may act on must be durable first, or a crash would give it something else
+        mark = run.unsettled
         await run.settle()
+        if run.unsettled == mark:  # nothing new meanwhile: what came then is for those who ask after it
+            run.unsettled = 0
     if run.doubtful:
         await run.confirm()
     await _attempts(op)
@@ -188,14 +195,6 @@ async def _attempts(op: StepOperation) -> None:
     """Try until it completes, its retries are used up, or nobody may try any more. `op.begun` is what a crash left behind."""
     run, step, begun = op.run, op.step, op.begun
     attempt = begun.attempt if begun else 1
-    if begun is not None and begun.fatal:
-        error = StepInterruptedError(
-            f"step {op.key!r} of run {run.id!r} was running when its process died, and on_crash='fail' forbids repeating it; "
-            "whether it took effect is unknown"
-        )
-        log(logging.WARNING, Token.STEP_INTERRUPTED, f"run {run.id}: {error}")
-        _ended_badly(op, error, attempt)
-        return
     deadline = begun.deadline if begun else None
     if begun is not None and begun.until is not None:
         await _pause(op, begun.until)
@@ -231,6 +230,17 @@ async def _attempts(op: StepOperation) -> None:
         await run.settle()
         attempt += 1
         deadline = None
+
+
+def _say_interrupted(op: StepOperation) -> None:
+    """It had begun when its process died. Also for a flow that has given up on it since: a retry must not execute it again."""
+    run, begun = op.run, op.begun
+    error = StepInterruptedError(
+        f"step {op.key!r} of run {run.id!r} was running when its process died, and on_crash='fail' forbids repeating it; "
+        "whether it took effect is unknown"
+    )
+    log(logging.WARNING, Token.STEP_INTERRUPTED, f"run {run.id}: {error}")
+    _ended_badly(op, error, begun.attempt if begun else 1)
 
 
 async def _pause(op: StepOperation, until: float) -> None:

@@ -48,6 +48,11 @@ class Outcome(msgspec.Struct, array_like=True, gc=False):
     name: str = ""
     again: bool = False  # unseen only: the flow gave up on it twice
 
+    @property
+    def interrupted(self) -> bool:
+        """A step that may not be repeated was running when its process died."""
+        return self.error is not None and self.error.type == INTERRUPTED
+
 
 class Open(msgspec.Struct, array_like=True):
     """An operation that has begun and not ended: what a crash must not forget about it."""
@@ -167,8 +172,7 @@ _FAILED = (Ending.ERROR, Ending.GIVEN_UP, Ending.UNSEEN)
 def _lasts(outcome: Outcome) -> bool:
     """Whether an outcome outlives the attempt of the flow it belongs to. asyncio's timers do not: the next attempt has its
     own, or an asyncio.timeout() that expired once would do so for ever."""
-    interrupted = outcome.error is not None and outcome.error.type == INTERRUPTED
-    return interrupted or (outcome.ending not in _FAILED and outcome.kind != "timer")
+    return outcome.interrupted or (outcome.ending not in _FAILED and outcome.kind != "timer")
 
 
 def item_scope(foreach: str, index: int, digest: str) -> str:
@@ -260,7 +264,8 @@ def _operation_cancelled(s: TreeState, n: int, e: j.OperationCancelled) -> None:
     if before is not None and not s.is_kept(e.key, before):  # it had ended, but the flow did not hear of it any more
         if before.message_id:
             s.unclaimed.append(Unclaimed(before.message_id, before.name, before.output, before.blob))
-        s.outcomes[e.key] = Outcome(before.sequence, before.kind, Ending.UNSEEN, again=e.again)
+        error = before.error if before.interrupted else None  # a flow that is called again must not execute it either
+        s.outcomes[e.key] = Outcome(before.sequence, before.kind, Ending.UNSEEN, error=error, again=e.again)
         return
     begun = s.open.pop(e.key, None)
     if begun is None or begun.kind != "wait":  # a wait that was given up on leaves nothing to be told of

@@ -94,6 +94,7 @@ _EVENTS: dict[type[j.Event], st.SearchStrategy[j.AnyEvent]] = {
         at=_times,
     ),
     j.CancelRequested: st.builds(j.CancelRequested, key=st.just(""), reason=st.text(max_size=3), at=_times),
+    j.Deadlocked: st.builds(j.Deadlocked, key=st.just(""), at=_times),
     j.StepStarted: st.builds(
         j.StepStarted,
         key=_steps,
