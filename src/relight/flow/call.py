@@ -36,13 +36,13 @@ class Call(collections.abc.Coroutine[Any, Any, Any]):
         "_begin",
         "_closed",
         "_code",
-        "_hash",
+        "_count",
         "_instruction",
         "_iterator",
         "_number",
+        "_scope",
         "_unawaited",
         "name",
-        "run_key",
     )
 
     def __init__(
@@ -56,9 +56,8 @@ class Call(collections.abc.Coroutine[Any, Any, Any]):
         *args: Any,
     ) -> None:
         self.name = name
-        self.run_key = scope.run_key  # of the (child) run whose code made it
-        scope.calls += 1
-        self._hash = scope.path, scope.calls
+        self._scope = scope
+        self._count = scope.calls = scope.calls + 1
         self._begin = begin
         self._args = args
         self._number = number
@@ -69,6 +68,11 @@ class Call(collections.abc.Coroutine[Any, Any, Any]):
         self._code: CodeType = frame.f_code
         self._instruction: int = frame.f_lasti
         unawaited[number] = self
+
+    @property
+    def run_key(self) -> str:
+        """Of the (child) run whose code made it."""
+        return self._scope.run_key
 
     @property
     def __name__(self) -> str:
@@ -108,8 +112,7 @@ class Call(collections.abc.Coroutine[Any, Any, Any]):
             self._iterator.close()  # type: ignore[attr-defined]
 
     def __hash__(self) -> int:
-        path, count = self._hash
-        return zlib.crc32(path.encode(), count)
+        return zlib.crc32(self._scope.path.encode(), self._count)
 
     def __eq__(self, other: object) -> bool:
         return self is other

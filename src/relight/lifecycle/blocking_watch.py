@@ -24,25 +24,20 @@ class Named(Protocol):
 
 
 class BlockingWatch:
-    """One per engine. `begin` and `end` are called around every stretch of flow code, on the loop's thread."""
+    """One per engine. `run` is set while flow code is executed, and `stretches` counts how often it was, by the run itself and on
+    the loop's thread: a call for each would cost a short step several percent."""
 
     def __init__(self) -> None:
-        self._run: Named | None = None
-        self._stretches = 0
-        self._thread: threading.Thread | None = None
+        self.run: Named | None = None
+        self.stretches = 0
+        self.thread: threading.Thread | None = None
         self._stopped = threading.Event()
         self._loop_thread = threading.get_ident()
 
-    def begin(self, run: Named) -> None:
-        self._run = run
-        if self._thread is None:
-            self._loop_thread = threading.get_ident()
-            self._thread = threading.Thread(target=self._look, name="relight-watch", daemon=True)
-            self._thread.start()
-
-    def end(self) -> None:
-        self._run = None
-        self._stretches += 1
+    def start(self) -> None:
+        self._loop_thread = threading.get_ident()
+        self.thread = threading.Thread(target=self._look, name="relight-watch", daemon=True)
+        self.thread.start()
 
     def stop(self) -> None:
         self._stopped.set()
@@ -50,7 +45,7 @@ class BlockingWatch:
     def _look(self) -> None:
         seen, reported, idle = -1, -1, 0
         while not self._stopped.wait(LOOK_SECONDS):
-            run, stretches = self._run, self._stretches
+            run, stretches = self.run, self.stretches
             if run is not None and stretches == seen and stretches != reported:
                 reported = stretches
                 log(
@@ -63,4 +58,4 @@ class BlockingWatch:
             if idle >= IDLE_LOOKS:
                 break
             seen = stretches
-        self._thread = None
+        self.thread = None

@@ -85,15 +85,24 @@ class Bodies:
         """A runner."""
         task = asyncio.current_task()
         assert task is not None
+        queue = self._queue
         while True:
-            while self._queue:
-                work = self._queue.popleft()
+            while queue:
+                work = queue.popleft()
                 work.task = task
-                waited = await _Drive(self, work)
+                try:
+                    coro, awaited = work.context.run(_first_stretch, work)
+                except StopIteration as end:  # over, without having waited for anything: nearly always
+                    work.close(end.value, None)
+                except BaseException as error:  # noqa: BLE001 - whatever it is, it is how that body ended, and nothing else
+                    work.close(None, error)
+                else:
+                    self._hand_over()
+                    await _Rest(work, coro, awaited)
+                    work.task = None
+                    return  # others have gone on with the queue
                 work.task = None
                 del work  # or an idle runner would keep the last run in memory
-                if waited:
-                    return  # others have gone on with the queue
                 if task.cancelling():  # it cancelled itself: what comes next must not be hit by that
                     self._looking = False
                     if self._queue:
@@ -105,7 +114,7 @@ class Bodies:
             self._idle = self._loop.create_future()
             await self._idle
 
-    def hand_over(self) -> None:
+    def _hand_over(self) -> None:
         """The runner has to wait with its body: another one goes on with the queue."""
         self._looking = False
         if self._queue:
@@ -124,34 +133,36 @@ class Bodies:
             await asyncio.wait(tasks, timeout=1.0)
 
 
-class _Drive:
-    """Runs a body to its end in its own context; gives whether it had to wait."""
+def _first_stretch(work: Work) -> tuple[Any, Any]:
+    """In the body's context: begin it. Its coroutine, and what it waits for; raises when it is over."""
+    coro: Any = work.open()
+    return coro, coro.send(None)
 
-    __slots__ = ("_bodies", "_work")
 
-    def __init__(self, bodies: Bodies, work: Work) -> None:
-        self._bodies = bodies
+class _Rest:
+    """Runs a body that has to wait to its end, in its own context."""
+
+    __slots__ = ("_awaited", "_coro", "_work")
+
+    def __init__(self, work: Work, coro: Any, awaited: Any) -> None:
         self._work = work
+        self._coro = coro
+        self._awaited = awaited
 
-    def __await__(self) -> Generator[Any, Any, bool]:
-        work, waited = self._work, False
+    def __await__(self) -> Generator[Any, Any, None]:
+        work, coro, awaited = self._work, self._coro, self._awaited
         run = work.context.run
-        coro: Any = run(work.open)
-        step, value = coro.send, None
         while True:
-            try:
-                awaited = run(step, value)
-            except StopIteration as end:
-                work.close(end.value, None)
-                return waited
-            except BaseException as error:  # noqa: BLE001 - whatever it is, it is how that body ended, and nothing else
-                work.close(None, error)
-                return waited
-            if not waited:
-                waited = True
-                self._bodies.hand_over()
             try:
                 value = yield awaited
                 step = coro.send
             except BaseException as thrown:  # noqa: BLE001 - for the body
                 step, value = coro.throw, thrown
+            try:
+                awaited = run(step, value)
+            except StopIteration as end:
+                work.close(end.value, None)
+                return
+            except BaseException as error:  # noqa: BLE001 - as above
+                work.close(None, error)
+                return

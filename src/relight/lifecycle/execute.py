@@ -188,8 +188,6 @@ class _BackOff(Operation):
     Its end is not recorded: on replay the flow begins with its newest attempt.
     """
 
-    __slots__ = ("_alarm", "_call", "_failure")
-
     kind = "back-off"
 
     def __init__(self, run: LiveRun, scope: Scope, call: Call, failure: BaseException | None) -> None:

@@ -28,7 +28,9 @@ from relight.errors import FlowCodeError, Unwind
 from relight.flow.scope import CURRENT, Scope, branch_name
 
 T = TypeVar("T")
-_Outer = tuple[asyncio.AbstractEventLoop | None, Any]  # what was running, and its hooks for async generators
+# This is how asyncio lets others write event loops; uvloop does the same.
+_set_running_loop = asyncio._set_running_loop  # noqa: SLF001
+_set_asyncgen_hooks = sys.set_asyncgen_hooks
 
 # So many callbacks in one go; then the flow counts as at rest, and others have their turn. Only one that spins on
 # asyncio.sleep(0) comes near it.
@@ -109,10 +111,14 @@ class RunLoop(asyncio.AbstractEventLoop):
     def __init__(
         self,
         name: str,
+        outer: asyncio.AbstractEventLoop,
         timers: Timers,
         on_trouble: Callable[[dict[str, Any]], None],
         on_wake: Callable[[], None],
     ) -> None:
+        # The program's loop, which is running whenever this one is pumped, and what it does with async generators.
+        self._outer, self._outer_hooks = outer, sys.get_asyncgen_hooks()
+        self._on_dropped = self._close_generator
         self._timers = timers
         self._on_trouble = on_trouble
         self._on_wake = on_wake  # somebody else than the run has put something into the queue
@@ -143,11 +149,11 @@ class RunLoop(asyncio.AbstractEventLoop):
         ready = self.ready
         if not ready:
             return
-        outer = self._enter()
+        self._enter()
+        left = MOST_CALLBACKS
         try:
-            for _ in range(MOST_CALLBACKS):
-                if not ready:
-                    return
+            while ready and left:
+                left -= 1
                 one = ready.popleft()
                 callback = one.callback
                 if callback is None:
@@ -159,15 +165,17 @@ class RunLoop(asyncio.AbstractEventLoop):
                 except BaseException as error:  # noqa: BLE001 - as asyncio's own loops: what a callback raises ends nothing
                     self.call_exception_handler({"message": f"exception in callback {callback!r}", "exception": error})
         finally:
-            _leave(outer)
+            self._leave()
 
-    def _enter(self) -> _Outer:
+    def _enter(self) -> None:
         """This is the running loop from now on, and async generators that flow code begins are its own."""
-        # These two are how asyncio lets others write event loops; uvloop does the same.
-        outer = asyncio._get_running_loop(), sys.get_asyncgen_hooks()  # noqa: SLF001
-        asyncio._set_running_loop(self)  # noqa: SLF001
-        sys.set_asyncgen_hooks(None, self._close_generator)
-        return outer
+        _set_running_loop(self)
+        _set_asyncgen_hooks(None, self._on_dropped)
+
+    def _leave(self) -> None:
+        """The program's loop is the running one again."""
+        _set_asyncgen_hooks(*self._outer_hooks)
+        _set_running_loop(self._outer)
 
     def start(
         self, coro: Coroutine[Any, Any, T], scope: Scope, name: str, context: contextvars.Context | None = None
@@ -192,18 +200,18 @@ class RunLoop(asyncio.AbstractEventLoop):
         """Take all code out of memory: Unwind is raised wherever it waits, and nothing is pumped any more."""
         self._closed = True  # from here on nothing is put into the queue
         self.ready.clear()
-        outer = self._enter()
+        self._enter()
         try:
             for task, (_, context) in list(self.tasks.items()):
                 context.run(_throw, task, reason)
         finally:
-            _leave(outer)
+            self._leave()
         self.tasks.clear()
 
     def let_go(self) -> None:
         """Its run is over: nothing leads from here to that any more."""
         self.unwind("its run is over")
-        del self._timers, self._on_trouble, self._on_wake
+        del self._timers, self._on_trouble, self._on_wake, self._on_dropped
 
     # ---- what flow code calls through asyncio
 
@@ -303,12 +311,6 @@ class RunLoop(asyncio.AbstractEventLoop):
             self._on_trouble(context)
 
     default_exception_handler = call_exception_handler
-
-
-def _leave(outer: _Outer) -> None:
-    loop, hooks = outer
-    sys.set_asyncgen_hooks(*hooks)
-    asyncio._set_running_loop(loop)  # noqa: SLF001
 
 
 def _throw(task: FlowTask[Any], reason: str) -> None:

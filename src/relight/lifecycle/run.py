@@ -60,7 +60,7 @@ class LiveRun(RunRecord, Asking):
 
         # The flow's code, and what it waits for.
         self.loop = RunLoop(  # type: ignore[abstract]  # what is missing is refused, see the end of its file
-            row.id, self, self._on_trouble, self._woken_from_outside
+            row.id, services.loop, self, self._on_trouble, self._woken_from_outside
         )
         self.main: FlowTask[Any] | None = None
         self.turns = Turns(self)  # of the threads of sync code
@@ -128,10 +128,10 @@ class LiveRun(RunRecord, Asking):
 
     def tell(self, what: Operation | str | list[Operation | str]) -> Callable[[], None]:
         """The entries of these operations are durable, in this order. Call what this returns to let the flow go on."""
-        if isinstance(what, list):
+        if type(what) is list:
             self.told.extend(what)
         else:
-            self.told.append(what)
+            self.told.append(what)  # type: ignore[arg-type]  # no list
         return self.advance
 
     def advance(self) -> None:
@@ -140,31 +140,44 @@ class LiveRun(RunRecord, Asking):
         if self._advancing:
             return
         self._advancing = self.loop.driven = True
-        self.services.watch.begin(self)
+        watch = self.services.watch
+        watch.run = self
+        if watch.thread is None:
+            watch.start()
+        told, turns, loop = self.told, self.turns, self.loop
         try:
             for _ in range(MOST_TOLD):
-                if self.stopping is not None or self.over or not self._go_on():
+                if self.stopping is not None or self.over:
+                    return
+                # Nearly always: it is at rest, and one step has ended. The same as _go_on() would do, without asking twice.
+                if told and self.replay is None and not (loop.ready or self._asked or turns.threads or self.cancelled):
+                    self._tell_next()
+                    loop.pump()
+                if not self._go_on():
                     return
             self.wake()
         except Exception as error:  # noqa: BLE001 - a bug of ours: this run is held, the others go on
             log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {self.id} broke: {error!r}", error)
             self.stuck(Hold.CORRUPT, RelightError(f"the engine broke while it drove this run: {error!r}; report it"))
         finally:
-            self.services.watch.end()
+            watch.run = None
+            watch.stretches += 1
             self._advancing = self.loop.driven = False
             if self.held is not None and not self.departing:
                 hold.depart_by_itself(self)
 
     def _go_on(self) -> bool:
         """The flow comes to rest and is told one thing. False: it has to wait, or is over."""
-        self.loop.pump()
+        loop, turns = self.loop, self.turns
+        if loop.ready:
+            loop.pump()
         if self._asked:
             self._begin_asked()
-        if self.loop.ready:  # it spins: what it is told comes between, and others have their turn
+        if loop.ready:  # it spins: what it is told comes between, and others have their turn
             if not self._tell_next():
                 self.wake()
                 return False
-        elif self.turns.next():
+        elif turns.threads and turns.next():
             return False  # a thread has the turn, and says when it is at rest
         elif self.cancelled and cancel.reach_the_rest(self):
             pass
@@ -183,10 +196,10 @@ class LiveRun(RunRecord, Asking):
         if not self.told:
             return False
         what = self.told.popleft()
-        if isinstance(what, str):
+        if type(what) is str:
             self.tell_mark(what)
         else:
-            self.tell_one(what)
+            self.tell_one(what)  # type: ignore[arg-type]  # an Operation
         return True
 
     def tell_mark(self, mark: str) -> None:
@@ -200,10 +213,9 @@ class LiveRun(RunRecord, Asking):
             self.loop.let_in()
 
     def tell_one(self, operation: Operation) -> None:
-        if operation.done():
-            return  # the flow gave up on it before it was told
-        if operation.unheard:
-            return  # the cancellation is told instead, in a moment
+        """The flow hears how an operation has ended."""
+        if operation.done() or operation.unheard:
+            return  # the flow gave up on it before it was told; or the cancellation is told instead, in a moment
         self.forget(operation)
         if operation.interrupted:
             operation.set_exception(RunCancelled(self.cancel_reason or "cancelled"))
@@ -233,7 +245,11 @@ class LiveRun(RunRecord, Asking):
     def _begin_asked(self) -> None:
         asked, self._asked = self._asked, []
         for operation in asked:
-            if not operation.done():
+            if operation.done():
+                continue
+            if self.cancel_reason is None and self.stopping is None and not operation.given_up:
+                operation.begin()
+            else:
                 self.begin(operation)
 
     def begin(self, operation: Operation) -> None:
@@ -280,7 +296,12 @@ class LiveRun(RunRecord, Asking):
         """Flow code asks for this: what it waits for."""
         if self.cancelled:
             cancel.raise_if_told(self, operation.scope)
-        self.add(operation)
+        if self.replay is None and not (self.kept or self._open):  # nearly always; the same as add() does
+            self.pending[operation.key] = operation
+            self.busy += 1
+            self._asked.append(operation)
+        else:
+            self.add(operation)
         return operation.__await__()
 
     async def asked(self, operation: Operation) -> Any:

@@ -30,6 +30,7 @@ from relight.ports.store import Store
 from relight.telemetry import Token, log
 
 T = TypeVar("T")
+_RUNNING = Status.RUNNING  # looking up a member of an enum takes longer than the rest of record()
 
 
 class RunRecord:
@@ -61,7 +62,7 @@ class RunRecord:
             raise OutsideRunError(f"run {self.id!r} has ended; {event.key!r} finished too late to be recorded")
         if operation is not None:
             operation.recorded = True
-            if self.status is not Status.RUNNING:
+            if self.status is not _RUNNING:
                 self.set_running()
         self.writer.add(event, operation)
 

@@ -35,8 +35,6 @@ async def _guarded(operation: _Spawn | _Join, work: Coroutine[Any, Any, None]) -
 class _Spawn(Operation):
     """One commit: this run's entry, the spawned run's row and its first entry."""
 
-    __slots__ = ("_data", "_flow", "_given_id", "_handle", "_id")
-
     kind = "spawn"
 
     def __init__(
@@ -126,8 +124,6 @@ def spawn(
 
 class _Join(waits.Receive):
     """Wait for a run's end. Its last commit puts a message into this run's inbox, so the wake-up cannot be lost."""
-
-    __slots__ = ("_asking", "_flow")
 
     what = "run"
     takes = MessageKind.ENDED

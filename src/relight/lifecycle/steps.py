@@ -40,10 +40,13 @@ if TYPE_CHECKING:
 class StepOperation(Operation):
     """One step call of a flow."""
 
-    __slots__ = ("args", "context", "digest", "in_thread", "item", "kwargs", "on_result", "plainly", "step", "task")
-
     kind = "step"
     ends_later = True
+    task: asyncio.Task[None] | None = None
+    plainly = False  # its body is called as it is, with nothing around it
+    in_thread = False
+    item = ""  # of a foreach, if that is what it does,
+    on_result: Callable[[bytes, Any], None] | None = None  # and records the end of with its own
 
     def __init__(
         self,
@@ -61,11 +64,6 @@ class StepOperation(Operation):
         self.digest = step.arguments.digest(args, kwargs)
         # What the flow has set so far is seen by the body; what the body sets stays in it, as with a task.
         self.context = contextvars.copy_context()
-        self.task: asyncio.Task[None] | None = None
-        self.plainly = False  # its body is called as it is, with nothing around it
-        self.in_thread = False
-        self.item = ""  # of a foreach, if that is what it does,
-        self.on_result: Callable[[bytes, Any], None] | None = None  # and records the end of with its own
 
     @property
     def entries(self) -> tuple[str, ...]:
@@ -94,16 +92,27 @@ class StepOperation(Operation):
 
     def open(self) -> Coroutine[Any, Any, Any]:
         run, step = self.run, self.step
-        if not step.plain or run.is_unsettled() or run.doubtful or self.cut_short() or run.stopping is not None:
+        if (
+            not step.plain
+            or (run.unsettled and run.is_unsettled())
+            or run.doubtful
+            or self.given_up
+            or self.interrupted
+            or run.stopping is not None
+        ):
             return _do(self)
         self.plainly = True
-        CURRENT.set(StepInfo(run.run_id(self.scope.run_key), self.key, 1, f"{run.id}/{self.key}"))
-        run.inflight[self.key] = self
+        key, run_key = self.key, self.scope.run_key
+        CURRENT.set(StepInfo(run.run_id(run_key) if run_key else run.id, key, 1, f"{run.id}/{key}"))
+        run.inflight[key] = self
         return step.fn(*self.args, **self.kwargs)  # type: ignore[no-any-return]  # async, since it is plain
 
     def close(self, value: Any, error: BaseException | None) -> None:
         if self.plainly:
-            self.run.body_ended(self.key)
+            if self.run.calm is None:
+                self.run.inflight.pop(self.key, None)
+            else:
+                self.run.body_ended(self.key)
             if error is None:
                 try:
                     _completed(self, value, 1)

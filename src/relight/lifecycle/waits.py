@@ -67,8 +67,6 @@ class Alarm:
 class Wait(Operation):
     """A wait for a time; see Receive for messages."""
 
-    __slots__ = ("_alarm", "_loop_until", "_seconds")
-
     kind = "wait"
     what = "sleep"
     timed_out = False  # what its time being over means
@@ -136,8 +134,6 @@ def sleep(run: LiveRun, scope: Scope, seconds: float) -> Iterator[Any]:
 class LoopTimer(Wait):
     """`call_later` of the run's loop. Nobody awaits it: its end puts a callback into the loop's queue."""
 
-    __slots__ = ("_ready", "_when")
-
     kind = "timer"
     what = "timer"
     interruptible = False  # when the run is cancelled, whoever waits for it is told so by asyncio's means
@@ -171,8 +167,6 @@ def start_timer(run: LiveRun, scope: Scope, when: float, seconds: float, ready: 
 class Deadline(LoopTimer):
     """Of a flow with a timeout: a time that was fixed when the run was created."""
 
-    __slots__ = ("_until",)
-
     def __init__(self, run: LiveRun, scope: Scope, key: str, until: float, ready: Ready) -> None:
         super().__init__(run, scope, key, 0.0, 0.0, ready)
         self._until = until
@@ -189,8 +183,6 @@ class Deadline(LoopTimer):
 
 class Receive(Wait):
     """A wait for a message of one kind and name."""
-
-    __slots__ = ("_name",)
 
     what = "signal"
     takes = MessageKind.SIGNAL
@@ -218,8 +210,6 @@ class Receive(Wait):
 
 class Signal(Receive):
     """wait_for()."""
-
-    __slots__ = ("_codec", "_default", "_message")
 
     def __init__(
         self, run: LiveRun, scope: Scope, key: str, name: str, codec: ValueCodec, seconds: float | None, default: Any
