@@ -192,7 +192,7 @@ async def test_a_run_leaves_memory_whatever_its_branches_wait_for(world: World, 
     run = await rl.start(mixed)
     await until(lambda: waits_for(world, run, "go"))
     await until(lambda: parks(world, run))
-    assert run.id not in rl.orchestrator.live
+    await until(lambda: run.id not in rl.orchestrator.live)
     await run.signal("go", "on")
     assert await run.result() == "on"
     assert len(begun) == 2

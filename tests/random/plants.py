@@ -56,7 +56,7 @@ def stale_outcome() -> None:
 
 def two_at_once() -> None:
     """Live, two outcomes that are there are told without letting the flow come to rest in between."""
-    tell_next: Any = LiveRun._tell_next
+    tell_next: Any = LiveRun.tell_next
 
     def planted(self: LiveRun) -> bool:
         told = bool(tell_next(self))
@@ -64,7 +64,7 @@ def two_at_once() -> None:
             tell_next(self)
         return told
 
-    LiveRun._tell_next = planted  # type: ignore[method-assign]
+    LiveRun.tell_next = planted  # type: ignore[method-assign]
 
 
 def early_ends() -> None:

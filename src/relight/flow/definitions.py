@@ -96,7 +96,8 @@ class Step(Definition[P, R]):
         REGISTRY.add_step(self)
 
     def _options(self) -> dict[str, object]:
-        return {**super()._options(), "on_crash": self.on_crash}
+        volatile = {"volatile": sorted(self.arguments.volatile)} if self.arguments.volatile else {}
+        return {**super()._options(), "on_crash": self.on_crash, **volatile}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         scope = CURRENT.get()

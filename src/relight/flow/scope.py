@@ -49,6 +49,11 @@ class Operations(Protocol):
     `scope` is where the operation was called. In async code it belongs to the task that awaits it, see `here`.
     """
 
+    @property
+    def loop(self) -> object:
+        """The event loop of its own that flow code runs on."""
+        ...
+
     def stop_reason(self) -> BaseException | None:
         """What an operation must raise instead of beginning: Unwind while the run leaves memory, an error after its end."""
         ...
@@ -78,10 +83,12 @@ class Scope:
     """One sequential thread of control of one run."""
 
     __slots__ = (
+        "branch",
         "branches",
         "calls",
         "cancel_seen",
         "counts",
+        "heard",
         "ident",
         "parent",
         "path",
@@ -113,8 +120,15 @@ class Scope:
         self.thread = thread  # None: async code on the engine's loop
         self.counts: dict[str, int] = {}
         self.calls = 0  # how many operations this code has asked for
+        self.branch: Scope = self if parent is None else parent.branch  # the scope of the task that this code runs in
         # The run's cancellation was raised here (or in a branch of this) once; from then on this is clean-up.
-        self.cancel_seen: bool = parent is not None and parent.cancel_seen
+        self.cancel_seen: bool = parent is not None and parent.in_clean_up
+        self.heard = False  # a task's: it was raised in that very task, which is not cancelled a second time
+
+    @property
+    def in_clean_up(self) -> bool:
+        """Whether this code has heard of the run's cancellation."""
+        return self.cancel_seen or self.branch.heard
 
     def begin(self, name: str) -> str:
         """The key of the next operation called `name` here."""

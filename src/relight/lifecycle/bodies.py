@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import sys
 from collections import deque
 from collections.abc import Coroutine, Generator
 from typing import Any, Protocol
@@ -73,9 +74,9 @@ class Bodies:
 
     def _look(self) -> None:
         self._looking = True
-        if self._idle is not None:
-            self._idle.set_result(None)
-            self._idle = None
+        idle, self._idle = self._idle, None
+        if idle is not None and not idle.done():  # done: somebody has cancelled the runner
+            idle.set_result(None)
         else:
             task = self._loop.create_task(self._run(), name="relight-body", context=contextvars.Context())
             self.tasks.add(task)
@@ -86,6 +87,7 @@ class Bodies:
         task = asyncio.current_task()
         assert task is not None
         queue = self._queue
+        unknown = sys.getrefcount(task)
         while True:
             while queue:
                 work = queue.popleft()
@@ -103,7 +105,8 @@ class Bodies:
                     return  # others have gone on with the queue
                 work.task = None
                 del work  # or an idle runner would keep the last run in memory
-                if task.cancelling():  # it cancelled itself: what comes next must not be hit by that
+                # It cancelled itself, or somebody has kept the task and may: what comes next must not be hit by that.
+                if task.cancelling() or sys.getrefcount(task) > unknown:
                     self._looking = False
                     if self._queue:
                         self._look()

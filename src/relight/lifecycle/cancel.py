@@ -56,16 +56,18 @@ async def _pass_on(run: LiveRun) -> None:
 
 def tell(run: LiveRun) -> None:
     """The flow hears of it."""
-    run.cancelled = True
+    run.cancelled = run.loop.run_cancelled = True
     for operation in [one for one in run.pending.values() if one.interruptible]:
         mark_seen(operation.scope)
+        operation.scope.branch.heard = True
         _interrupt(run, operation)
     run.loop.pump()
     # Innermost first: what they are cancelled with reaches the tasks that wait for them.
     for task, (scope, _) in reversed(list(run.loop.tasks.items())):
-        if not scope.cancel_seen:
+        if not scope.in_clean_up:
             mark_seen(scope)
-            task.cancel()
+            scope.branch.heard = True
+            task.cancel_for_good()
     run.loop.let_in()
 
 
@@ -76,7 +78,7 @@ def reach_the_rest(run: LiveRun) -> bool:
         return False
     tasks = [task for task in run.loop.tasks if task.cancelling() == 0]
     for task in reversed(tasks):
-        task.cancel()
+        task.cancel_for_good()
     return bool(tasks)
 
 
@@ -124,8 +126,9 @@ def _force(run: LiveRun) -> None:
 
 def raise_if_told(run: LiveRun, scope: Scope) -> None:
     """An operation begins in a branch that has not heard of the run's cancellation yet: it does now."""
-    if run.cancelled and not scope.cancel_seen:
+    if run.cancelled and not scope.in_clean_up:
         mark_seen(scope)
+        scope.branch.heard = True
         raise RunCancelled(run.cancel_reason or "cancelled")
 
 

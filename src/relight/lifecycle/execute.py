@@ -19,6 +19,7 @@ from relight.errors import (
     Unwind,
     VersionMismatchError,
 )
+from relight.flow.call import Call as Forgotten
 from relight.flow.definitions import Flow
 from relight.flow.payloads import record_error
 from relight.flow.scope import CURRENT, Scope
@@ -112,14 +113,24 @@ def ended(run: LiveRun) -> None:
     if failure is None:
         value = main.result()
     elif run.deadlocked and isinstance(failure, asyncio.CancelledError):
-        failure = FlowCodeError(
-            "the flow waits for something that nothing in its run can bring about: a future, an event, a lock or a queue that "
-            "only other code could serve; put that into a step, or wait_for() a signal"
-        )
+        failure = deadlock()
     if isinstance(failure, Unwind) or not replaying.finished(run):
         return  # it was held while its code ran
+    end(run, value, failure)
+
+
+def end(run: LiveRun, value: Any, failure: BaseException | None) -> None:
+    """Nothing may be told, begun or recorded behind this but the end itself."""
     run.services.background.start(_finish(run, value, failure), "finish")
-    run.over = True  # nothing may be told, begun or recorded behind this but the end itself
+    run.over = True
+
+
+def deadlock() -> FlowCodeError:
+    """What a flow fails with that nothing can wake."""
+    return FlowCodeError(
+        "the flow waits for something that nothing in its run can bring about: a future, an event, a lock or a queue that only "
+        "other code could serve; put that into a step, or wait_for() a signal"
+    )
 
 
 async def call_flow(run: LiveRun, call: Call, parent: Scope | None) -> Any:
@@ -145,11 +156,15 @@ async def call_flow(run: LiveRun, call: Call, parent: Scope | None) -> Any:
             _check_return(run, call, scope)
             if scope.branches:
                 await run.loop.end_branches(scope)
+            waits.cancel_timers(run, scope)
         except Unwind:
             raise
         except BaseException as error:
-            if scope.branches and run.stopping is None:
-                await run.loop.end_branches(scope)
+            if run.stopping is None:
+                _close_forgotten(run, call)
+                if scope.branches:
+                    await run.loop.end_branches(scope)
+                waits.cancel_timers(run, scope)
             failure = explain_foreign_future(steps.ordinary(error, flow.what))
             retry = flow.retry
             may = retry is not None and run.stopping is None and not run.cancelled
@@ -171,15 +186,20 @@ def _check_return(run: LiveRun, call: Call, scope: Scope) -> None:
         error = NonDeterminismError(f"the flow {call.flow.name!r} returned where its journal holds {left!r} next")
         run.stuck(Hold.NONDETERMINISM, error)
         raise Unwind(run.stopping)
-    forgotten = [one for one in run.unawaited.values() if one.run_key == call.key]
-    if forgotten:
-        first = forgotten[0]
-        for one in forgotten:
-            one.close()
+    first = _close_forgotten(run, call)
+    if first is not None:
         raise FlowCodeError(
             f"{first.name!r} was called at {first.place} and never awaited, so that it did nothing: write "
             f"`await {first.name}(...)`"
         )
+
+
+def _close_forgotten(run: LiveRun, call: Call) -> Forgotten | None:
+    """Operations that this call of the flow has asked for and never awaited: nobody will. The first of them."""
+    forgotten = [one for one in run.unawaited.values() if one.run_key == call.key]
+    for one in forgotten:
+        one.close()
+    return forgotten[0] if forgotten else None
 
 
 class _BackOff(Operation):

@@ -120,6 +120,13 @@ async def _calm(run: LiveRun, grace_seconds: float) -> float:
     return left if run.inflight else max(left, min(grace_seconds, PARK_GRACE_SECONDS))
 
 
+def body_ended(run: LiveRun, key: str) -> None:
+    """A step's body is no longer under way. What came of it is recorded before whoever waits for the last one goes on."""
+    run.inflight.pop(key, None)
+    if run.calm is not None and not run.inflight and not run.calm.done():
+        run.calm.set_result(None)
+
+
 async def _threads_gone(run: LiveRun, grace_seconds: float) -> None:
     """Wait until the threads of sync code have unwound; after the grace, abandon them."""
     turns = run.turns

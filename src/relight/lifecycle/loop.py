@@ -32,8 +32,7 @@ T = TypeVar("T")
 _set_running_loop = asyncio._set_running_loop  # noqa: SLF001
 _set_asyncgen_hooks = sys.set_asyncgen_hooks
 
-# So many callbacks in one go; then the flow counts as at rest, and others have their turn. Only one that spins on
-# asyncio.sleep(0) comes near it.
+# So many callbacks in one go; then others have their turn.
 MOST_CALLBACKS = 10_000
 # How often Unwind is thrown into code that goes on waiting in its clean-up.
 MOST_THROWS = 100
@@ -42,12 +41,19 @@ MOST_THROWS = 100
 class Ready:
     """A callback that is due: what asyncio calls a Handle, with nothing in it that a run does not need."""
 
-    __slots__ = ("args", "callback", "context")
+    __slots__ = ("args", "callback", "context", "of_timer")
 
-    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: contextvars.Context) -> None:
+    def __init__(
+        self,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: contextvars.Context,
+        of_timer: bool = False,
+    ) -> None:
         self.callback: Callable[..., object] | None = callback
         self.args = args
         self.context = context
+        self.of_timer = of_timer
 
     def cancel(self) -> None:
         self.callback, self.args = None, ()
@@ -80,9 +86,26 @@ class FlowTask(asyncio.Task[T]):
     again on replay.
     """
 
-    def __init__(self, number: int, coro: Coroutine[Any, Any, T], **options: Any) -> None:
+    def __init__(self, number: int, scope: Scope, loop: RunLoop, coro: Coroutine[Any, Any, T], **options: Any) -> None:
         self._number = number  # first of all: asyncio puts every new task into a set
-        super().__init__(coro, **options)
+        self._scope = scope
+        self._run_loop = loop
+        super().__init__(coro, loop=loop, **options)
+
+    def cancel(self, msg: Any = None) -> bool:
+        """A task that cleans up after the run's cancellation is not cancelled again: when one branch of a TaskGroup has
+        finished its clean-up, the group would cut off that of the others. Timeouts in clean-up hold all the same."""
+        branch, loop = self._scope.branch, self._run_loop
+        if loop.in_timer:
+            return super().cancel(msg)
+        if branch.heard:
+            return False
+        branch.heard = loop.run_cancelled  # by whoever was told: this is how it hears of it
+        return super().cancel(msg)
+
+    def cancel_for_good(self) -> None:
+        """Whatever it does."""
+        super().cancel()
 
     def __hash__(self) -> int:
         return self._number
@@ -132,6 +155,8 @@ class RunLoop(asyncio.AbstractEventLoop):
         self.now = 0.0  # what time() says: the last timer that went off
         self._closed = False
         self.driven = False  # the run itself is at work on it: nobody else may put anything into the queue
+        self.in_timer = False  # what runs now is a timer's callback
+        self.run_cancelled = False
 
     # ---- driving it
 
@@ -158,6 +183,7 @@ class RunLoop(asyncio.AbstractEventLoop):
                 callback = one.callback
                 if callback is None:
                     continue
+                self.in_timer = one.of_timer
                 try:
                     one.context.run(callback, *one.args)
                 except (SystemExit, KeyboardInterrupt):
@@ -185,13 +211,14 @@ class RunLoop(asyncio.AbstractEventLoop):
         return self._make(number, coro, scope, name, contextvars.copy_context() if context is None else context)
 
     async def end_branches(self, scope: Scope) -> None:
-        """Flow code has ended, in the task that calls this. Tasks it has made and left behind are cancelled, as asyncio.run()
-        does it, and end before anything else happens; but for those that clean up after the run's cancellation already."""
+        """Flow code has ended.
+
+        In the task that calls this. Tasks it has made and left behind are cancelled, as asyncio.run()
+        does it, and end before anything else happens. (Those that clean up after the run's cancellation already go on.)"""
         own = asyncio.current_task()
         while left := [task for task in scope.branches if task is not own]:
             for task in left:
-                if not self.tasks[task][0].cancel_seen:
-                    task.cancel()
+                task.cancel()
             await asyncio.wait(left)
             if scope.run.stop_reason() is not None:
                 return
@@ -245,7 +272,7 @@ class RunLoop(asyncio.AbstractEventLoop):
         seconds = when - self.now
         if seconds <= 0 or self._closed:
             return self.call_soon(callback, *args, context=context)
-        ready = Ready(callback, args, contextvars.copy_context() if context is None else context)
+        ready = Ready(callback, args, contextvars.copy_context() if context is None else context, of_timer=True)
         scope = CURRENT.get()
         if type(scope) is not Scope:
             raise FlowCodeError("a timer was made on a run's event loop by code that is not of its flow")
@@ -270,12 +297,13 @@ class RunLoop(asyncio.AbstractEventLoop):
         # A copy also of a context the caller passed: two tasks sharing it must not share the scope.
         copy = contextvars.copy_context() if context is None else context.copy()
         inner = Scope(scope.run, scope.child_path(branch_name(coro)), scope.run_key, scope)
+        inner.branch = inner
         number = zlib.crc32(inner.path.encode(), self._seed)
         return self._make(number, coro, inner, inner.path if name is None else name, copy)
 
     def _make(self, number: int, coro: Any, scope: Scope, name: str, context: contextvars.Context) -> FlowTask[Any]:
         context.run(CURRENT.set, scope)
-        task: FlowTask[Any] = FlowTask(number, coro, loop=self, name=name, context=context)
+        task: FlowTask[Any] = FlowTask(number, scope, self, coro, name=name, context=context)
         self.tasks[task] = scope, context
         scope.branches[task] = None
         task.add_done_callback(self._task_ended)
@@ -287,8 +315,10 @@ class RunLoop(asyncio.AbstractEventLoop):
             found[0].branches.pop(task, None)
 
     def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
-        """An async generator that nobody reads to its end is being deleted: its clean-up is flow code as well."""
-        if not self._closed and type(CURRENT.get()) is Scope:
+        """An async generator that nobody reads to its end is being deleted: its clean-up is flow code as well. Unless the garbage
+        collector does it, at some moment of its own, in the midst of other code."""
+        scope = CURRENT.get()
+        if self.driven and not self._closed and type(scope) is Scope and scope.run.loop is self:
             self.create_task(generator.aclose())
 
     def is_running(self) -> bool:

@@ -24,6 +24,7 @@ from relight.model.replay import Ending, Open, Outcome
 
 if TYPE_CHECKING:
     from relight.flow.scope import Scope
+    from relight.lifecycle.replayer import Replay
     from relight.lifecycle.run import LiveRun
 
 
@@ -115,13 +116,15 @@ class Operation(asyncio.Future[Any]):
             return False
         if self.run.stopping is not None:  # not by the flow's wish: it leaves memory, and what is under way may finish
             return super().cancel(msg)
+        if self.interrupted:  # by the run's cancellation, which the flow hears when what it had begun has ended
+            return True
         if self.recorded:
             # Too late for what was done, but the flow never hears of it; and replay must know that, before anything follows.
             for key in self.entries:
                 self.run.record(OperationCancelled(key, by_flow=True, again=self.given_up))
             self.run.unsettled += 1
             self.take_back()
-        elif self.lingers and self.run.lets_linger(self):
+        elif self.lingers and lingers(self.run.replay, self):
             self.given_up = True
             self.stop()
             return True
@@ -165,6 +168,20 @@ class Operation(asyncio.Future[Any]):
     def tell_given_up(self) -> None:
         """What it had begun was cancelled and is over."""
         super().cancel()
+
+
+def lingers(replay: Replay | None, operation: Operation) -> bool:
+    """Whether an operation that the flow gives up on now ends later, when what it had begun has ended."""
+    if replay is None:
+        return True
+    if operation.unheard:  # its end is recorded, and only the cancellation is waited for
+        return False
+    recorded = replay.recorded.get(operation.key)
+    return (
+        recorded is None
+        or recorded.ending is not Ending.UNSEEN
+        or (recorded.again and not operation.given_up)  # that was the second time
+    )
 
 
 class Recorded(Operation):

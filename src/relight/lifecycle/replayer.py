@@ -16,7 +16,7 @@ Some of what is recorded is not told:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from relight.errors import NonDeterminismError
 from relight.flow.scope import Scope
@@ -83,6 +83,12 @@ class Replay:
             if key in self.recorded or key in MARKS:
                 return key
         return None
+
+    def is_next_of(self, pending: Mapping[str, object]) -> bool:
+        """Whether the next outcome is one of these, or a mark."""
+        while self._order and self._order[0] not in self.recorded and self._order[0] not in MARKS:
+            self._order.popleft()
+        return bool(self._order) and (self._order[0] in pending or self._order[0] in MARKS)
 
     def unfinished(self) -> list[str]:
         """The keys of child runs that have not ended."""

@@ -143,18 +143,6 @@ def finished(run: LiveRun) -> bool:
     return True
 
 
-def lingers(run: LiveRun, operation: Operation) -> bool:
-    """Whether an operation that the flow gives up on now ends later, when what it had begun has ended."""
-    if run.replay is None:
-        return True
-    recorded = run.replay.recorded.get(operation.key)
-    return (
-        recorded is None
-        or recorded.ending is not Ending.UNSEEN
-        or (recorded.again and not operation.given_up)  # that was the second time
-    )
-
-
 # ---- what is kept
 
 

@@ -7,14 +7,8 @@ Its heart is `advance`, which decides in which order the flow's code goes on, li
     tell it the next outcome of the journal; again
 
 Where that next outcome comes from is the only difference: on replay from the journal as it was read, then from the commits of
-this process, in the order of their entries. What the flow asks for meanwhile begins when it is at rest.
-
-The operations themselves are in their own files:
-
-    execute.py   the flow function from first call to final commit
-    steps.py     steps, their attempts, retries and timeouts;  waits.py  everything that waits for a time or a message
-    fanout.py    foreach and parallel;  children.py  child runs;  spawned.py  runs of their own;  values.py  now, random, uuid
-    hold.py      taking a run out of memory: parking, pausing, shutdown;  cancel.py  cancelling it
+this process, in the order of their entries. What the flow asks for meanwhile begins when it is at rest. The operations
+themselves are in their own files, see `asking.py`.
 """
 
 from __future__ import annotations
@@ -28,16 +22,15 @@ from typing import Any
 from relight.errors import OutsideRunError, RelightError, RunCancelled, Unwind
 from relight.flow.definitions import Flow
 from relight.flow.scope import Scope
-from relight.lifecycle import cancel, checkpoint, execute, hold, inbox, replaying, waits
+from relight.lifecycle import cancel, checkpoint, execute, hold, inbox, replaying, rest, waits
 from relight.lifecycle.asking import Asking
 from relight.lifecycle.loop import FlowTask, Ready, RunLoop, TimerHandle
 from relight.lifecycle.operation import GIVEN_UP, Operation
-from relight.lifecycle.replayer import CANCELLED, DEADLOCKED, Replay, expected_kind
+from relight.lifecycle.replayer import CANCELLED, Replay, expected_kind
 from relight.lifecycle.run_record import RunRecord
 from relight.lifecycle.services import Host, Services
 from relight.lifecycle.threads import Turns
 from relight.lifecycle.writer import GONE
-from relight.model.journal import Deadlocked
 from relight.model.replay import Open, Outcome, TreeState
 from relight.model.run import Hold, Message, Run
 from relight.telemetry import Token, log
@@ -60,7 +53,7 @@ class LiveRun(RunRecord, Asking):
 
         # The flow's code, and what it waits for.
         self.loop = RunLoop(  # type: ignore[abstract]  # what is missing is refused, see the end of its file
-            row.id, services.loop, self, self._on_trouble, self._woken_from_outside
+            row.id, services.loop, self, self._on_trouble, lambda: rest.woken_from_outside(self)
         )
         self.main: FlowTask[Any] | None = None
         self.turns = Turns(self)  # of the threads of sync code
@@ -78,9 +71,10 @@ class LiveRun(RunRecord, Asking):
         self.told: deque[Operation | str] = deque()  # durable, to be told in this order
         self._advancing = False
         self._woken = False
+        self.spun = 0  # callbacks since it last came to rest
         self._open: dict[str, Open] = {}  # once live: what had begun, and was not asked for until now
         self.deadlocked = False  # it waits, or waited, for something that nothing in the run can bring about
-        self._saying_so = False
+        self.saying_so = False
 
         # Messages and times.
         self.cancel_reason = state.cancelled.reason if state.cancelled is not None else None
@@ -91,6 +85,7 @@ class LiveRun(RunRecord, Asking):
         self.joined = False  # another run waits for this one's end
         self.heard: set[int] = set()  # ids of all messages delivered to this object
         self.due: dict[str, float] = {}  # when what waits for a time is due, by key
+        self.overdue: list[waits.Alarm] | None = None  # while the run comes back: what has been due meanwhile
 
         # Leaving memory.
         self.departing = False  # somebody is taking it out of memory
@@ -151,7 +146,7 @@ class LiveRun(RunRecord, Asking):
                     return
                 # Nearly always: it is at rest, and one step has ended. The same as _go_on() would do, without asking twice.
                 if told and self.replay is None and not (loop.ready or self._asked or turns.threads or self.cancelled):
-                    self._tell_next()
+                    self.tell_next()
                     loop.pump()
                 if not self._go_on():
                     return
@@ -173,23 +168,25 @@ class LiveRun(RunRecord, Asking):
             loop.pump()
         if self._asked:
             self._begin_asked()
-        if loop.ready:  # it spins: what it is told comes between, and others have their turn
-            if not self._tell_next():
-                self.wake()
-                return False
-        elif turns.threads and turns.next():
+        if loop.ready:  # others have their turn
+            if rest.spins(self):
+                return True
+            self.wake()
+            return False
+        if turns.threads and turns.next():
             return False  # a thread has the turn, and says when it is at rest
-        elif self.cancelled and cancel.reach_the_rest(self):
+        if self.cancelled and cancel.reach_the_rest(self):
             pass
         elif self.main is None or self.main.done():
             execute.ended(self)
             return False
-        elif not self._tell_next():
-            self._at_rest()
+        elif not self.tell_next():
+            rest.reached(self)
             return False
+        self.spun = 0
         return True
 
-    def _tell_next(self) -> bool:
+    def tell_next(self) -> bool:
         """Tell the flow one outcome; False if there is none."""
         if self.replay is not None:
             return replaying.tell_next(self, self.replay)
@@ -208,7 +205,7 @@ class LiveRun(RunRecord, Asking):
             cancel.tell(self)
         elif self.main is not None:
             self.deadlocked = True
-            self._saying_so = False
+            self.saying_so = False
             self.main.cancel()
             self.loop.let_in()
 
@@ -231,9 +228,11 @@ class LiveRun(RunRecord, Asking):
         self.do_when_live()
         inbox.listen(self)
         in_flight, self._asked = [*self.pending.values()], []
+        self.overdue = []
         for operation in in_flight:
             if operation not in replay.anew:
                 self.begin(operation)
+        waits.catch_up(self)
         self.recovered = False
 
     def do_when_live(self) -> None:
@@ -263,23 +262,6 @@ class LiveRun(RunRecord, Asking):
         else:
             operation.begin()
 
-    def _at_rest(self) -> None:
-        if self.busy > 0 or self.replay is not None or self.turns.busy:
-            return
-        if not self.pending and not self.turns.threads:
-            self._say_deadlocked()  # nothing in the journal can ever wake it
-        waits.blocked(self)
-
-    def _say_deadlocked(self) -> None:
-        """The flow is told so as of an outcome, in its turn: it may clean up, and then fails."""
-        if not self._saying_so and self.stopping is None and not self.over:
-            self._saying_so = True
-            self.writer.add(Deadlocked("", self.services.clock.now()), DEADLOCKED)
-
-    def _woken_from_outside(self) -> None:
-        """Other code has touched an event, a queue or a future of the flow's. Nobody would do so again on replay."""
-        self.when_live(self._say_deadlocked)
-
     @property
     def blocked(self) -> bool:
         """Whether the flow is at rest, and nothing is being done for it: only a time or a message can let it go on."""
@@ -287,7 +269,14 @@ class LiveRun(RunRecord, Asking):
             self.main is not None
             and self.replay is None
             and self.busy == 0
-            and not (self.told or self._asked or self.loop.ready or self.main.done() or self.turns.busy)
+            and not (
+                self.told
+                or self._asked
+                or self.loop.ready
+                or self.main.done()
+                or self.turns.busy
+                or self.writer.telling
+            )
         )
 
     # ---- what operations ask of the run
@@ -337,9 +326,6 @@ class LiveRun(RunRecord, Asking):
                 self.busy -= 1
         if self.replay is not None:
             self.replay.drop(operation.key)
-
-    def lets_linger(self, operation: Operation) -> bool:
-        return replaying.lingers(self, operation)
 
     def stop_reason(self) -> BaseException | None:
         if self.stopping is not None:
@@ -391,12 +377,6 @@ class LiveRun(RunRecord, Asking):
         return self.early[0].id - 1 if self.early else max(self.heard, default=0)
 
     # ---- leaving memory
-
-    def body_ended(self, key: str) -> None:
-        """A step's body is no longer under way. What came of it is recorded before whoever waits for the last one goes on."""
-        self.inflight.pop(key, None)
-        if self.calm is not None and not self.inflight and not self.calm.done():
-            self.calm.set_result(None)
 
     def stuck(self, kind: Hold, error: RelightError) -> None:
         """The run cannot go on, and will be held with this reason: nothing begins and nothing is told any more."""

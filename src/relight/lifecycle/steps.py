@@ -26,7 +26,7 @@ from relight.errors import (
 from relight.flow.definitions import Step
 from relight.flow.payloads import rebuild_error, record_error
 from relight.flow.scope import CURRENT, Scope, StepInfo, here
-from relight.lifecycle import cancel, waits
+from relight.lifecycle import cancel, hold, waits
 from relight.lifecycle.operation import Operation
 from relight.model.journal import StepCompleted, StepFailed, StepRetrying, StepStarted
 from relight.model.replay import Outcome
@@ -99,6 +99,7 @@ class StepOperation(Operation):
             or self.given_up
             or self.interrupted
             or run.stopping is not None
+            or self.done()
         ):
             return _do(self)
         self.plainly = True
@@ -112,7 +113,7 @@ class StepOperation(Operation):
             if self.run.calm is None:
                 self.run.inflight.pop(self.key, None)
             else:
-                self.run.body_ended(self.key)
+                hold.body_ended(self.run, self.key)
             if error is None:
                 try:
                     _completed(self, value, 1)
@@ -146,6 +147,8 @@ async def _do(op: StepOperation) -> None:
     run = op.run
     if run.stopping is not None:
         raise Unwind(run.stopping)
+    if op.done():
+        return  # the flow gave up on it before it began
     if op.was_interrupted:
         _say_interrupted(op)
         return
@@ -208,8 +211,8 @@ async def _attempts(op: StepOperation) -> None:
     if begun is not None and begun.until is not None:
         await _pause(op, begun.until)
     while True:
-        if run.stopping is not None or run.over:  # the next attempt is made when the run comes back, if it does
-            return
+        if run.stopping is not None or run.over or op.done():
+            return  # the next attempt is made when the run comes back, if it does; or the flow has given up on it
         if attempt > 1 and run.doubtful:
             await run.confirm()
         if deadline is None:
@@ -316,7 +319,7 @@ async def _call(op: StepOperation, info: StepInfo) -> Any:
         CURRENT.set(info)
         return await op.step.fn(*op.args, **op.kwargs)
     finally:
-        op.run.body_ended(op.key)
+        hold.body_ended(op.run, op.key)
 
 
 class _LapsedError(Exception):
@@ -331,6 +334,8 @@ async def _call_in_thread(op: StepOperation, info: StepInfo) -> Any:
     def body() -> Any:
         if run.doubtful:
             raise _LapsedError
+        if op.done():
+            raise asyncio.CancelledError  # the flow gave up on it while it waited for a thread
         return step.fn(*op.args, **op.kwargs)
 
     op.in_thread = True

@@ -9,6 +9,7 @@ a note that rides with the next commit. Most of them are timeouts that never exp
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -37,26 +38,33 @@ _UNSAFE = re.compile(r"[^\w.\- ]")
 class Alarm:
     """Calls back at a wall-clock time, and keeps that time among those the run is due at."""
 
-    __slots__ = ("_callback", "_key", "_run", "_timer", "_until")
+    __slots__ = ("_callback", "_key", "_run", "_timer", "until")
 
     def __init__(self, run: LiveRun, key: str, until: float, callback: Any) -> None:
         self._run = run
         self._key = key
-        self._until = until
+        self.until = until
         self._callback = callback
         self._timer: Timer | None = None
         run.due[key] = until
         self._arm()
 
     def _arm(self) -> None:
-        clock = self._run.services.clock
-        remaining = self._until - clock.now()
-        if remaining <= 0:
+        run = self._run
+        remaining = self.until - run.services.clock.now()
+        if remaining > 0:
+            self._timer = run.services.clock.call_later(min(remaining, LONGEST_TIMER_SECONDS), self._arm)
+        elif run.overdue is not None:
+            run.overdue.append(self)
+        else:
+            self.go_off()
+
+    def go_off(self) -> None:
+        """Its time has come."""
+        if self._key in self._run.due:
             self.cancel()
             if self._run.stopping is None and not self._run.over:
                 self._callback()
-        else:
-            self._timer = clock.call_later(min(remaining, LONGEST_TIMER_SECONDS), self._arm)
 
     def cancel(self) -> None:
         self._run.due.pop(self._key, None)
@@ -74,7 +82,8 @@ class Wait(Operation):
     def __init__(self, run: LiveRun, scope: Scope, key: str, seconds: float | None) -> None:
         super().__init__(run, scope, key)
         self._seconds = seconds
-        self._loop_until = run.loop.now + (seconds or 0.0)  # what time() of the run's loop says when its time is over
+        self._loop_until = run.loop.now + (seconds or 0.0)  # what time() of the run's loop says when its time is over,
+        self._passed = False  # which is how it ended
         self._alarm: Alarm | None = None
 
     def begin(self) -> None:
@@ -112,12 +121,14 @@ class Wait(Operation):
 
     def on_due(self) -> None:
         """Its time has come."""
+        self._passed = True
 
     def accept(self, outcome: Outcome) -> bool:
+        self._passed = True
         return True
 
     def tell(self) -> None:
-        if self._seconds:
+        if self._passed:
             self.run.loop.now = max(self.run.loop.now, self._loop_until)
         super().tell()
 
@@ -162,6 +173,14 @@ def start_timer(run: LiveRun, scope: Scope, when: float, seconds: float, ready: 
     timer = LoopTimer(run, scope, scope.begin("$timer"), when, seconds, ready)
     run.add(timer)
     return timer
+
+
+def cancel_timers(run: LiveRun, scope: Scope) -> None:
+    """A call of a flow is over: timers that it has made by `call_later` and left behind end with it, as its tasks do."""
+    if len(run.pending) > 0:
+        left = [one for one in run.pending.values() if type(one) is LoopTimer and one.scope.branches is scope.branches]
+        for timer in left:
+            timer.cancel()
 
 
 class Deadline(LoopTimer):
@@ -246,7 +265,7 @@ class Signal(Receive):
         """It came, but the flow has given up on this wait: for whoever waits for it next."""
         message, self._message = self._message, None
         if message is not None:
-            self.run.mailbox.insert(0, message)
+            bisect.insort(self.run.mailbox, message, key=lambda one: one.id)  # before what came after it
             hand_over(self.run)
 
     def _open(self, data: Any) -> None:
@@ -257,6 +276,7 @@ class Signal(Receive):
             self.error = error
 
     def on_due(self) -> None:
+        super().on_due()
         if self._default is MISSING:
             self.error = TimeoutError(f"no signal {self._name!r} arrived in time")
         else:
@@ -297,13 +317,29 @@ def forget(run: LiveRun, message: Message) -> None:
 
 def hand_over(run: LiveRun) -> None:
     """Give messages to the waits that want them, first come first served."""
-    if not run.mailbox:
+    if not run.mailbox or run.overdue is not None:
         return
     for operation in list(run.pending.values()):
         if isinstance(operation, Receive) and operation.waiting and not operation.done():
             message = take(run, operation)
             if message is not None:
                 operation.receive(message)
+
+
+def catch_up(run: LiveRun) -> None:
+    """The run is back. What happened while it was away reaches it in the order of time, as if it had been there: times that have
+    passed, and messages that came before or after them."""
+    overdue, run.overdue = run.overdue or [], None
+    late = run.mailbox
+    for alarm in sorted(overdue, key=lambda one: one.until):
+        run.mailbox = [message for message in late if message.at <= alarm.until]
+        if run.mailbox:
+            later = [message for message in late if message.at > alarm.until]
+            hand_over(run)
+            late = [*run.mailbox, *later]
+        alarm.go_off()
+    run.mailbox = late
+    hand_over(run)
 
 
 def returned(run_id: str, signal: Unclaimed) -> Message:

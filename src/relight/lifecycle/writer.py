@@ -92,6 +92,11 @@ class Writer:
         return self._draft is not None
 
     @property
+    def telling(self) -> bool:
+        """Whether the run will be told something when what was added is durable."""
+        return self._told is not None or self._sent_told is not None
+
+    @property
     def idle(self) -> bool:
         """Whether all that was added is durable."""
         return self._draft is None and not self.under_way
