@@ -14,7 +14,7 @@ from relight.flow.fingerprint import function_fingerprint
 from relight.flow.payloads import ArgumentsCodec, ValueCodec
 from relight.flow.registry import REGISTRY
 from relight.flow.retry import Retry
-from relight.flow.scope import CURRENT, Scope
+from relight.flow.scope import CURRENT, Scope, refuse_lost_context
 from relight.flow.signatures import resolve
 
 P = ParamSpec("P")
@@ -102,6 +102,7 @@ class Step(Definition[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         scope = CURRENT.get()
         if type(scope) is not Scope:  # outside a run, or inside a step's body: a plain function
+            refuse_lost_context(scope, self.name)
             return self.fn(*args, **kwargs)
         call = scope.run.step(scope, self, args, kwargs)
         return call if scope.thread is None else scope.perform(call)  # type: ignore[return-value]  # R depends on the caller
@@ -121,6 +122,7 @@ class Flow(Definition[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         scope = CURRENT.get()
         if type(scope) is not Scope:
+            refuse_lost_context(scope, self.name)
             return self.fn(*args, **kwargs)
         return scope.perform(scope.run.child(scope, self, args, kwargs))  # type: ignore[no-any-return]  # as above
 

@@ -10,6 +10,7 @@ The contextvar CURRENT says where code is: a Scope (in a flow), a StepInfo (in a
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 from collections.abc import Callable
 from threading import get_ident
@@ -193,6 +194,15 @@ def current_scope(what: str) -> Scope | None:
             "spawning and recording belong in the flow around it"
         )
     return current  # type: ignore[return-value]  # StepInfo is excluded above by exact type
+
+
+def refuse_lost_context(current: object, name: str) -> None:
+    """Code on a run's event loop that is in no scope has lost its context (`contextvars.Context().run(charge)`): what it calls
+    would be executed unrecorded, and again with every replay."""
+    if current is None and getattr(asyncio._get_running_loop(), "is_run_loop", False):  # noqa: SLF001 - the documented twin raises
+        raise OutsideRunError(
+            f"{name!r} was called in flow code without the flow's context variables: call it in a copy of them"
+        )
 
 
 def branch_name(coro: Any) -> str:

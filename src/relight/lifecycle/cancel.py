@@ -84,6 +84,10 @@ def reach_the_rest(run: LiveRun) -> bool:
 
 def _interrupt(run: LiveRun, operation: Operation) -> None:
     if operation.unheard or not operation.ends_later:
+        if operation.recorded:  # what came for it is for whoever waits for it next, in clean-up perhaps
+            if not operation.unheard:
+                run.record(j.OperationCancelled(operation.key, by_flow=True))
+            operation.take_back()
         operation.stop()
         run.forget(operation)
         operation.break_off(RunCancelled(run.cancel_reason or "cancelled"))

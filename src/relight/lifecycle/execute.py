@@ -23,8 +23,8 @@ from relight.flow.call import Call as Forgotten
 from relight.flow.definitions import Flow
 from relight.flow.payloads import record_error
 from relight.flow.scope import CURRENT, Scope
-from relight.lifecycle import hold, replaying, steps, waits
-from relight.lifecycle.loop import Ready, explain_foreign_future
+from relight.lifecycle import hold, refused, replaying, steps, waits
+from relight.lifecycle.loop import Ready
 from relight.lifecycle.operation import Operation
 from relight.lifecycle.threads import FlowThread
 from relight.model import journal as j
@@ -165,7 +165,7 @@ async def call_flow(run: LiveRun, call: Call, parent: Scope | None) -> Any:
                 if scope.branches:
                     await run.loop.end_branches(scope)
                 waits.cancel_timers(run, scope)
-            failure = explain_foreign_future(steps.ordinary(error, flow.what))
+            failure = refused.explain(steps.ordinary(error, flow.what))
             retry = flow.retry
             may = retry is not None and run.stopping is None and not run.cancelled
             again = may and retry is not None and retry.again(call.attempt, failure)

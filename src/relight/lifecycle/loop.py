@@ -22,10 +22,11 @@ import sys
 import zlib
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from relight.errors import FlowCodeError, Unwind
 from relight.flow.scope import CURRENT, Scope, branch_name
+from relight.lifecycle import refused
 
 T = TypeVar("T")
 # This is how asyncio lets others write event loops; uvloop does the same.
@@ -211,10 +212,8 @@ class RunLoop(asyncio.AbstractEventLoop):
         return self._make(number, coro, scope, name, contextvars.copy_context() if context is None else context)
 
     async def end_branches(self, scope: Scope) -> None:
-        """Flow code has ended.
-
-        In the task that calls this. Tasks it has made and left behind are cancelled, as asyncio.run()
-        does it, and end before anything else happens. (Those that clean up after the run's cancellation already go on.)"""
+        """Flow code has ended: cancel the tasks that it has made and left behind, as asyncio.run() does, and wait for their end.
+        Those that clean up after the run's cancellation already go on."""
         own = asyncio.current_task()
         while left := [task for task in scope.branches if task is not own]:
             for task in left:
@@ -293,7 +292,7 @@ class RunLoop(asyncio.AbstractEventLoop):
         if self._closed or type(scope) is not Scope:
             coro.close()
             raise Unwind("its run has left memory") if self._closed else FlowCodeError("a task was made outside a flow")
-        _refuse_coroutines_of_as_completed(coro)
+        refused.coroutines_of_as_completed(coro)
         # A copy also of a context the caller passed: two tasks sharing it must not share the scope.
         copy = contextvars.copy_context() if context is None else context.copy()
         inner = Scope(scope.run, scope.child_path(branch_name(coro)), scope.run_key, scope)
@@ -320,6 +319,8 @@ class RunLoop(asyncio.AbstractEventLoop):
         scope = CURRENT.get()
         if self.driven and not self._closed and type(scope) is Scope and scope.run.loop is self:
             self.create_task(generator.aclose())
+
+    is_run_loop = True  # for code that cannot know this class: see `flow.scope.outside_any_run`
 
     def is_running(self) -> bool:
         return not self._closed
@@ -354,52 +355,7 @@ def _throw(task: FlowTask[Any], reason: str) -> None:
             return
 
 
-def explain_foreign_future(error: BaseException) -> BaseException:
-    """What asyncio says of a future that belongs to another loop, in words that help."""
-    if type(error) is not RuntimeError or "attached to a different loop" not in str(error):
-        return error
-    explained = FlowCodeError(
-        "flow code awaited a future or a task of another event loop, and what comes of that could not be repeated on replay: put "
-        "it into a step"
-    )
-    explained.__cause__ = error
-    return explained
-
-
-def _refuse_coroutines_of_as_completed(coro: Any) -> None:
-    """asyncio.as_completed() puts what it is given into a set first.
-
-    Coroutines lie there in the order of their addresses, so that the branches made of them would have other names in every
-    process. (Calls of steps and flows hash by where they were made.)
-    """
-    frame = sys._getframe(2)  # noqa: SLF001 - there is no other way to see who asks
-    if not asyncio.iscoroutine(coro) or type(coro).__hash__ is not object.__hash__:
-        return
-    for _ in range(4):
-        code = frame.f_code
-        if code.co_filename != asyncio.tasks.__file__ or frame.f_back is None:
-            return
-        if "as_completed" in code.co_name or "AsCompleted" in getattr(code, "co_qualname", ""):
-            coro.close()
-            raise FlowCodeError(
-                f"asyncio.as_completed() was given the coroutine {coro!r}, and takes those in no order that could "
-                "be repeated: hand it tasks, as_completed([asyncio.create_task(...), ...])"
-            )
-        frame = frame.f_back
-
-
-def _refused(name: str) -> Callable[..., NoReturn]:
-    def refuse(self: RunLoop, *_: Any, **__: Any) -> NoReturn:
-        raise FlowCodeError(
-            f"flow code called {name}() of its event loop, which reaches outside the run, and what comes back could not be "
-            "repeated on replay: put it into a step"
-        )
-
-    refuse.__name__ = name
-    return refuse
-
-
 # Everything else that an event loop can do: I/O, threads, signals, and being run by somebody else.
 for _name in sorted(vars(asyncio.AbstractEventLoop)):
     if not _name.startswith("_") and _name not in vars(RunLoop):
-        setattr(RunLoop, _name, _refused(_name))
+        setattr(RunLoop, _name, refused.call_of(_name))

@@ -98,6 +98,7 @@ def _tell(run: LiveRun, replay: Replay, operation: Operation, outcome: Outcome) 
         _hold(run, replay, key)
     elif not operation.accept(outcome):
         replay.redone = operation  # in its place: what is recorded behind it is told after it
+        run.do_when_live()  # values that it may act on, among others
         operation.begin()
         return False
     if run.stopping is None:

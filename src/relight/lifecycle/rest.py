@@ -20,7 +20,7 @@ def reached(run: LiveRun) -> None:
     """The flow is at rest, and there is nothing to tell it."""
     if run.busy > 0 or run.replay is not None or run.turns.busy:
         return
-    if not run.pending and not run.turns.threads:  # nothing in the journal can ever wake it
+    if not run.pending:  # nothing in the journal can ever wake it
         if run.deadlocked:  # it was told so, and goes on waiting
             execute.end(run, None, execute.deadlock())
             return

@@ -97,8 +97,7 @@ class LiveRun(RunRecord, Asking):
         self.calm: asyncio.Future[None] | None = None  # whoever takes it out of memory waits for the last body to end
 
     def let_go(self) -> None:
-        """Nobody needs this object any more: break its reference cycles, which would cost the garbage collector as much as a
-        tenth of a short run."""
+        """Nobody needs this object any more: break its reference cycles, which cost the collector a tenth of a short run."""
         self.writer.run = GONE
         self.main = None
         self.pending.clear()

@@ -20,6 +20,7 @@ from relight.errors import (
 from relight.flow.payloads import ValueCodec
 from relight.lifecycle.operation import Operation
 from relight.lifecycle.patience import Patience
+from relight.lifecycle.replayer import Replay
 from relight.lifecycle.services import Services
 from relight.lifecycle.writer import Told, Writer
 from relight.model.blob import blob_digest
@@ -35,6 +36,8 @@ _RUNNING = Status.RUNNING  # looking up a member of an enum takes longer than th
 
 class RunRecord:
     """The part of a LiveRun that writes and reads."""
+
+    replay: Replay | None  # while it is on
 
     def __init__(self, services: Services, row: Run, epoch: int, sequence: int, told: Told) -> None:
         self.services = services
@@ -73,7 +76,7 @@ class RunRecord:
 
     def is_unsettled(self) -> bool:
         """Whether the flow has seen something that a crash would give it otherwise."""
-        if self.unsettled and self.writer.idle:
+        if self.unsettled and self.writer.idle and self.replay is None:  # on replay, values are added only at its end
             self.unsettled = 0
         return self.unsettled > 0
 

@@ -157,7 +157,9 @@ async def _do(op: StepOperation) -> None:
     if run.is_unsettled():  # what the body may act on must be durable first, or a crash would give it something else
         mark = run.unsettled
         await run.settle()
-        if run.unsettled == mark:  # nothing new meanwhile: what came then is for those who ask after it
+        if (
+            run.unsettled == mark and run.replay is None
+        ):  # nothing new meanwhile: what came then is for those who ask after it
             run.unsettled = 0
     if run.doubtful:
         await run.confirm()
@@ -334,8 +336,8 @@ async def _call_in_thread(op: StepOperation, info: StepInfo) -> Any:
     def body() -> Any:
         if run.doubtful:
             raise _LapsedError
-        if op.done():
-            raise asyncio.CancelledError  # the flow gave up on it while it waited for a thread
+        if op.done() or op.cut_short() or run.over or run.stopping is not None:
+            raise asyncio.CancelledError  # nobody wants it any more: it waited long for a thread
         return step.fn(*op.args, **op.kwargs)
 
     op.in_thread = True

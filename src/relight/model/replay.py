@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import bisect
 import enum
 from collections.abc import Callable
 from typing import Any
@@ -144,6 +145,12 @@ class TreeState(msgspec.Struct):
         self.outcomes = {k: o for k, o in self.outcomes.items() if not inside(k) or _lasts(o)}
         self.open = {k: o for k, o in self.open.items() if not inside(k) or o.fatal}
 
+    def take_back(self, outcome: Outcome | None) -> None:
+        """The flow never heard of it. A signal is for whoever waits for it next."""
+        if outcome is not None and outcome.message_id:
+            taken = Unclaimed(outcome.message_id, outcome.name, outcome.output, outcome.blob)
+            bisect.insort(self.unclaimed, taken, key=lambda one: one.message_id)
+
     def cut_foreach(self, foreach: str, index: int) -> None:
         """Drop the items from `index` on, and everything under their scopes."""
 
@@ -234,6 +241,8 @@ def _resumed(s: TreeState, n: int, e: j.RunResumed) -> None:
 
 def _cancel(s: TreeState, n: int, e: j.CancelRequested) -> None:
     s.cancelled = Cancellation(n, e.reason, e.unheard)
+    for key in e.unheard:
+        s.take_back(s.outcomes.get(key))
 
 
 def _deadlocked(s: TreeState, n: int, e: j.Deadlocked) -> None:
@@ -262,8 +271,7 @@ def _operation_cancelled(s: TreeState, n: int, e: j.OperationCancelled) -> None:
         return
     before = s.outcomes.get(e.key)
     if before is not None and not s.is_kept(e.key, before):  # it had ended, but the flow did not hear of it any more
-        if before.message_id:
-            s.unclaimed.append(Unclaimed(before.message_id, before.name, before.output, before.blob))
+        s.take_back(before)
         error = before.error if before.interrupted else None  # a flow that is called again must not execute it either
         s.outcomes[e.key] = Outcome(before.sequence, before.kind, Ending.UNSEEN, error=error, again=e.again)
         return
