@@ -163,3 +163,7 @@ class Unwind(BaseException):
     It is no outcome of the flow. Any durable operation called while it travels raises it again, so that a step in a
     `finally` does not run because of it. Replay brings the run back to where it was.
     """
+
+    def __init__(self, *args: object, stubborn: bool = False) -> None:
+        super().__init__(*args)
+        self.stubborn = stubborn  # it was raised so often that the code must be catching it in a loop

@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Iterator
 from types import CodeType, CoroutineType, FrameType
 from typing import Any, Protocol
 
-from relight.errors import OutsideRunError
+from relight.errors import OutsideRunError, Unwind
 
 
 class Place(Protocol):
@@ -90,7 +90,12 @@ class Call(collections.abc.Coroutine[Any, Any, Any]):
                 raise OutsideRunError(f"{self.name!r}, called in a flow, was awaited outside that flow's run")
             raise RuntimeError(f"cannot await {self.name!r} again: it was awaited already")
         args, self._args = self._args, ()
-        begun = self._begin(*args)
+        try:
+            begun = self._begin(*args)
+        except Unwind as error:
+            if error.stubborn:
+                return _for_ever()
+            raise
         return begun.__await__() if type(begun) is CoroutineType else begun
 
     def send(self, value: Any) -> Any:
@@ -119,3 +124,9 @@ class Call(collections.abc.Coroutine[Any, Any, Any]):
 
     def __repr__(self) -> str:
         return f"<call of {self.name!r} at {self.place}>"
+
+
+def _for_ever() -> Generator[Any, Any, Any]:
+    """For code that will not be taken out of memory: it is left here, and thrown away."""
+    while True:
+        yield

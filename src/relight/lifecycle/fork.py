@@ -42,6 +42,7 @@ async def fork(orchestrator: Orchestrator, run_id: str, from_step: str | None, n
     # What a flow's earlier attempts finished is found whenever it is asked for, as in the old run.
     retried = dict.fromkeys(state.retried, 1)
     inherited = TreeState(sequence=1, created=created, outcomes=outcomes, retried=retried, cuts=state.cuts)
+    inherited.unclaimed = state.unclaimed
     commit.state = encode_state(inherited)
     result = await services.recorder.create(commit)
     if isinstance(result, Exists):

@@ -28,11 +28,16 @@ STOP_SECONDS = 1.0  # what a step's body may take to end once it is cancelled
 # ---- leaving memory
 
 
+def due_at(run: LiveRun) -> float | None:
+    """When this run is due by itself while it waits."""
+    return min(run.due.values(), default=None)
+
+
 def consider_parking(run: LiveRun) -> None:
     """The whole run waits: let it leave memory if it still does after a moment."""
     if run.park_armed or run.stopping is not None or run.cancel_reason is not None:
         return
-    due = run.wake_at()
+    due = due_at(run)
     if due is not None and due - run.services.clock.now() <= run.services.config.park_after_seconds:
         return  # not worth it
     run.park_armed = True
@@ -54,7 +59,7 @@ async def park(run: LiveRun) -> None:
     """The run waits, and leaves memory until it is due or told something."""
     if run.stopping is not None or run.over or not run.blocked:
         return  # it was woken since somebody looked: parked now, nobody would wake it again
-    wake_at = run.wake_at()
+    wake_at = due_at(run)
 
     def write() -> None:
         run.change(Status.WAITING, owner=None, wake_at=wake_at, heard=run.last_heard)
@@ -86,7 +91,8 @@ def _begin_departure(run: LiveRun, reason: str) -> bool:
 
 async def _depart(run: LiveRun, reason: str, grace_seconds: float, write: Any) -> None:
     grace_seconds = await _calm(run, grace_seconds)
-    run.loop.unwind(reason)
+    if not run.loop.unwind(reason):
+        _say_stuck(run)
     run.turns.unwind(reason)
     await _threads_gone(run, grace_seconds)
     await _bodies_gone(run)

@@ -222,17 +222,20 @@ class RunLoop(asyncio.AbstractEventLoop):
             if scope.run.stop_reason() is not None:
                 return
 
-    def unwind(self, reason: str) -> None:
-        """Take all code out of memory: Unwind is raised wherever it waits, and nothing is pumped any more."""
+    def unwind(self, reason: str) -> bool:
+        """Take all code out of memory: Unwind is raised wherever it waits, and nothing is pumped any more. Whether all of it let
+        itself be taken."""
+        gone = True
         self._closed = True  # from here on nothing is put into the queue
         self.ready.clear()
         self._enter()
         try:
             for task, (_, context) in list(self.tasks.items()):
-                context.run(_throw, task, reason)
+                gone = context.run(_throw, task, reason) and gone
         finally:
             self._leave()
         self.tasks.clear()
+        return gone
 
     def let_go(self) -> None:
         """Its run is over: nothing leads from here to that any more."""
@@ -344,7 +347,7 @@ class RunLoop(asyncio.AbstractEventLoop):
     default_exception_handler = call_exception_handler
 
 
-def _throw(task: FlowTask[Any], reason: str) -> None:
+def _throw(task: FlowTask[Any], reason: str) -> bool:
     """Raise Unwind in a task's code, again and again while its clean-up waits for something."""
     coro: Any = task.get_coro()
     task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001 - it never ends: asyncio would complain
@@ -352,7 +355,8 @@ def _throw(task: FlowTask[Any], reason: str) -> None:
         try:
             coro.throw(Unwind(reason))
         except BaseException:  # noqa: BLE001 - it has ended, and how is nobody's business any more
-            return
+            return True
+    return False
 
 
 # Everything else that an event loop can do: I/O, threads, signals, and being run by somebody else.

@@ -37,6 +37,7 @@ from relight.telemetry import Token, log
 
 # So many outcomes in one go; then other runs have their turn.
 MOST_TOLD = 500
+MOST_REFUSALS = 1000  # so often Unwind is raised: code that catches it in a loop would hang the whole process
 
 
 class LiveRun(RunRecord, Asking):
@@ -88,6 +89,7 @@ class LiveRun(RunRecord, Asking):
         self.overdue: list[waits.Alarm] | None = None  # while the run comes back: what has been due meanwhile
 
         # Leaving memory.
+        self._refusals = 0
         self.departing = False  # somebody is taking it out of memory
         self.held: tuple[Hold, str] | None = None  # it cannot go on, and why
         self.ended = False  # it is terminal, durably
@@ -328,7 +330,8 @@ class LiveRun(RunRecord, Asking):
 
     def stop_reason(self) -> BaseException | None:
         if self.stopping is not None:
-            return Unwind(self.stopping)
+            self._refusals += 1
+            return Unwind(self.stopping, stubborn=self._refusals > MOST_REFUSALS)
         if self.over or (self.main is not None and self.main.done()):
             return OutsideRunError(
                 f"run {self.id!r} is over: this task or thread has outlived it, and nothing it does can be recorded; "
@@ -350,10 +353,6 @@ class LiveRun(RunRecord, Asking):
     def retried_at(self, key: str) -> int:
         """The sequence at which the flow around `key` was called again last; 0 if it never was."""
         return self.retried.retried_at(key)
-
-    def wake_at(self) -> float | None:
-        """When this run is due by itself while it waits."""
-        return min(self.due.values(), default=None)
 
     def start_timer(self, scope: Scope, when: float, seconds: float, ready: Ready) -> TimerHandle:
         return waits.start_timer(self, scope, when, seconds, ready)

@@ -231,11 +231,8 @@ async def _attempts(op: StepOperation) -> None:
                 return
             delay = step.retry.delay_after(attempt, run.services.entropy.random())
             until = run.services.clock.now() + delay
-            log(
-                logging.INFO,
-                Token.STEP_RETRYING,
-                f"run {run.id}: step {op.key!r} failed, attempt {attempt}: {caught!r}",
-            )
+            text = f"run {run.id}: step {op.key!r} failed, attempt {attempt}: {caught!r}"
+            log(logging.INFO, Token.STEP_RETRYING, text)
             run.record(StepRetrying(op.key, attempt, record_error(caught), until))
             run.set_running()
         else:
@@ -393,10 +390,7 @@ def _say_repeated(op: StepOperation) -> None:
     if begun is not None and (begun.until is not None or begun.fatal):
         return
     run = op.run
-    log(
-        logging.INFO,
-        Token.STEP_REPEATED,
-        f"run {run.id}: step {op.key!r} may have been in flight at the crash; executing it",
-    )
+    text = f"run {run.id}: step {op.key!r} may have been in flight at the crash; executing it"
+    log(logging.INFO, Token.STEP_REPEATED, text)
     run.services.metrics.steps_repeated.inc()
     run.log(Token.STEP_REPEATED, f"step {op.key!r} may have been in flight when its last owner died; executed again")

@@ -328,6 +328,8 @@ class FlowThread:
                 work()
                 continue
             if failure is not None:
+                if isinstance(failure, Unwind) and failure.stubborn:
+                    threading.Event().wait()  # it will not be taken out of memory: it is left here
                 raise failure
             return result
 

@@ -363,6 +363,6 @@ def blocked(run: LiveRun) -> None:
     writer = run.writer
     timers = any(type(event) is WaitStarted for event in writer.notes.values())
     if run.status is not Status.WAITING or writer.gathering or timers:
-        run.change(Status.WAITING, owner=run.services.owner, wake_at=run.wake_at())
+        run.change(Status.WAITING, owner=run.services.owner, wake_at=hold.due_at(run))
         writer.flush()
     hold.consider_parking(run)

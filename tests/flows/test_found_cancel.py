@@ -1,0 +1,461 @@
+"""What readers and random programs found: a cancelled run's clean-up is done, all of it, and what was given up on is not."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from relight import Handle, Retry, RunCancelled, RunCancelledError, flow, foreach, sleep, step, wait_for
+from tests.flows.watching import turns
+from tests.flows.ways import Gate, Held, Ways, cancel_is_heard, waits
+from tests.flows.world import World, until
+
+CRASH = pytest.mark.parametrize("crash", [False, True], ids=["live", "killed"])
+
+
+async def at_rest(world: World, run: Handle) -> bool:
+    live = world.rl.orchestrator.live.get(run.id)
+    return await world.is_("waiting", run) or (live is not None and bool(live.inflight))
+
+
+async def is_cancelled(run: Handle, reason: str = "sold") -> None:
+    with pytest.raises(RunCancelledError, match=reason):
+        await run.result("10s")
+
+
+# ---- clean-up, wherever the branch was
+
+
+@step
+async def hang() -> None:
+    await asyncio.Event().wait()
+
+
+async def within(waiting: Any) -> None:
+    async with asyncio.timeout(600):
+        await waiting
+
+
+PLACES: dict[str, Any] = {
+    "asyncio.sleep": lambda child: asyncio.sleep(500),
+    "sleep": lambda child: sleep(500),
+    "wait_for": lambda child: wait_for("x"),
+    "step": lambda child: hang(),
+    "sleep in a timeout": lambda child: within(asyncio.sleep(500)),
+    "step in a timeout": lambda child: within(hang()),
+    "wait_for in a timeout": lambda child: within(wait_for("y")),
+    "event in a timeout": lambda child: within(asyncio.Event().wait()),
+    "asyncio.wait_for": lambda child: asyncio.wait_for(asyncio.sleep(500), 600),
+    "child": lambda child: child(),
+}
+SHAPES = ["plain", "group", "gather", "gather two", "group with a body", "group of two", "left behind"]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_a_cancelled_branch_cleans_up_wherever_it_was(world: World, shape: str):
+    done: dict[str, list[int]] = {}
+
+    @step
+    async def clean(place: str, number: int) -> None:
+        done.setdefault(place, []).append(number)
+
+    @flow
+    async def child() -> None:
+        await asyncio.sleep(500)
+
+    async def branch(place: str) -> None:
+        try:
+            await PLACES[place](child)
+        finally:
+            for number in range(2):
+                await clean(place, number)
+
+    async def other() -> None:
+        await hang()
+
+    @flow
+    async def leased(place: str) -> None:
+        if shape == "plain":
+            await branch(place)
+        elif shape == "gather":
+            await asyncio.gather(branch(place))
+        elif shape == "gather two":
+            await asyncio.gather(branch(place), other())
+        elif shape == "left behind":
+            task = asyncio.create_task(branch(place))
+            await wait_for("never")
+            await task
+        else:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(branch(place))
+                if shape == "group of two":
+                    group.create_task(other())
+                if shape == "group with a body":
+                    await wait_for("never")
+
+    rl = await world.open()
+    runs = [await rl.start(leased, place) for place in PLACES]
+    for run in runs:
+        await until(lambda run=run: at_rest(world, run))
+        await run.cancel("sold")
+    for run in runs:
+        await is_cancelled(run)
+    assert done == dict.fromkeys(PLACES, [0, 1])
+
+
+@CRASH
+@pytest.mark.parametrize("place", ["step", "wait_for", "sleep", "asyncio.sleep"])
+@pytest.mark.parametrize("shape", ["group", "gather", "gather all"])
+async def test_a_branch_that_has_cleaned_up_does_not_cut_off_its_siblings_clean_up(
+    world: World, shape: str, place: str, crash: bool
+):
+    done, gate = set[str](), Gate()
+
+    @step
+    async def clean(name: str, number: int) -> None:
+        if (name, number) == ("long", 2):
+            await gate.pass_by()
+        done.add(f"{name} {number}")
+
+    async def branch(name: str, count: int) -> None:
+        try:
+            await PLACES[place](None)
+        finally:
+            for number in range(count):
+                await clean(name, number)
+
+    @flow
+    async def leased() -> None:
+        both = branch("short", 1), branch("long", 4)
+        if shape == "group":
+            async with asyncio.TaskGroup() as group:
+                for one in both:
+                    group.create_task(one)
+        else:
+            await asyncio.gather(*both, return_exceptions=shape == "gather all")
+
+    rl = await world.open()
+    run = await rl.start(leased)
+    await until(lambda: at_rest(world, run))
+    await run.cancel("sold")
+    await until(lambda: gate.entered)
+    if crash:
+        rl = await world.crash_and_reopen()
+        run = await rl.get(run.id)
+    await gate.open(after=2 if crash else 1)
+    await is_cancelled(run)
+    assert done == {"short 0", "long 0", "long 1", "long 2", "long 3"}
+
+
+@CRASH
+@pytest.mark.parametrize("place", ["step", "wait_for", "sleep", "asyncio.sleep"])
+async def test_clean_up_may_wait_by_asyncios_means(world: World, place: str, crash: bool):
+    done = list[str]()
+
+    @step
+    async def release() -> None:
+        done.append("released")
+
+    @flow
+    async def leased() -> None:
+        try:
+            await PLACES[place](None)
+        finally:
+            await asyncio.sleep(5)
+            await release()
+
+    rl = await world.open()
+    run = await rl.start(leased)
+    await until(lambda: at_rest(world, run))
+    await run.cancel("sold")
+    await cancel_is_heard(world, run)
+    await until(lambda: world.asleep(run))
+    if crash:
+        rl = await world.crash_and_reopen()
+        run = await rl.get(run.id)
+        await until(lambda: world.clock.pending and rl.orchestrator.live.get(run.id))
+        await until(lambda: rl.orchestrator.live[run.id].due)
+    assert not done
+    world.clock.advance(5)
+    await is_cancelled(run)
+    assert done == ["released"]
+
+
+async def test_a_flow_that_waits_for_what_its_branch_would_give_hears_of_it(world: World):
+    """The branch is told so; the flow waits for an event that the branch would have set, and not for the branch."""
+    done = list[str]()
+
+    @step
+    async def release(name: str) -> None:
+        done.append(name)
+
+    @flow
+    async def leased(what: str) -> None:
+        event, queue = asyncio.Event(), asyncio.Queue[int]()
+        lock = asyncio.Lock()
+
+        async def give() -> None:
+            async with lock:
+                await hang()
+            event.set()
+            await queue.put(1)
+
+        task = asyncio.create_task(give())
+        try:
+            if what == "event":
+                await event.wait()
+            elif what == "queue":
+                await queue.get()
+            else:
+                await asyncio.sleep(0)
+                await lock.acquire()
+                await hang()
+            await task
+        finally:
+            await release(what)
+
+    rl = await world.open()
+    runs = [await rl.start(leased, what) for what in ("event", "queue", "lock")]
+    for run in runs:
+        await until(lambda run=run: at_rest(world, run))
+        await run.cancel("sold")
+    for run in runs:
+        await is_cancelled(run)
+    assert sorted(done) == ["event", "lock", "queue"]
+
+
+async def test_a_timer_made_between_the_request_and_its_telling_goes_off(world: World):
+    """A timer that was due is told first, and lets the flow make another one, which its clean-up waits for."""
+    done = list[str]()
+
+    @step
+    async def release() -> None:
+        done.append("released")
+
+    @flow
+    async def leased() -> None:
+        await asyncio.sleep(10)
+        done.append("made")
+        lapse = asyncio.create_task(asyncio.sleep(5))
+        try:
+            await wait_for("never")
+        finally:
+            await asyncio.wait([lapse])
+            await release()
+
+    rl = await world.open()
+    run = await rl.start(leased)
+    await until(lambda: world.asleep(run))
+    commits = Held(world, "commit")
+    world.clock.advance(10)
+    await turns()
+    await run.cancel("sold")
+    await cancel_is_heard(world, run)
+    commits.let_go()
+    await until(lambda: done)
+    world.clock.advance(5)
+    await is_cancelled(run)
+    assert done == ["made", "released"]
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["root", "child"])
+async def test_a_cancelled_flow_is_not_called_again_by_its_retry(world: World, nested: bool):
+    calls = list[str]()
+
+    @flow(retry=Retry(3))
+    async def leased() -> None:
+        calls.append("called")
+        try:
+            await hang()
+        finally:
+            raise ValueError("its clean-up failed")
+
+    @flow
+    async def parent() -> None:
+        await leased()
+
+    rl = await world.open()
+    run = await rl.start(parent if nested else leased)
+    await until(lambda: at_rest(world, run))
+    await run.cancel("sold")
+    await is_cancelled(run)
+    assert calls == ["called"]
+
+
+# ---- in the moment of something else
+
+
+@pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])
+async def test_cancelled_in_whatever_moment_it_is_heard(world: World, sync: bool):
+    """While it begins, works, waits, is being parked, is parked."""
+    done: dict[int, list[str]] = {}
+
+    @step
+    def mark(number: int, what: str) -> None:
+        done.setdefault(number, []).append(what)
+
+    @flow
+    def leased_sync(number: int) -> None:
+        try:
+            mark(number, "work")
+            wait_for("never")
+        except RunCancelled:
+            mark(number, "first")
+            raise
+        finally:
+            mark(number, "second")
+
+    @flow
+    async def leased(number: int) -> None:
+        try:
+            await mark(number, "work")
+            await wait_for("never")
+        except RunCancelled:
+            await mark(number, "first")
+            raise
+        finally:
+            await mark(number, "second")
+
+    rl = await world.open(park_after=0)
+    for number in range(40):
+        run = await rl.start(leased_sync if sync else leased, number)
+        await until(lambda run=run: waits(world, run, "never"))
+        await turns(number)
+        await run.cancel("sold")
+        await is_cancelled(run)
+        assert done[number] == ["work", "first", "second"], number
+
+
+async def test_a_steps_end_and_a_timeout_are_recorded_when_the_request_comes(world: World):
+    """The timeout gives up on the step, and the cancellation is heard behind it: on replay as well."""
+    gate, last, ways = Gate(), Gate(), Ways()
+
+    @step
+    async def work() -> None:
+        await gate.pass_by()
+
+    @step
+    async def note(what: str) -> None:
+        if what == "last":
+            await last.pass_by()
+
+    @flow
+    async def leased() -> None:
+        way = ways.begin()
+        try:
+            try:
+                async with asyncio.timeout(10):
+                    await work()
+                    way.append("worked")
+            except TimeoutError:
+                way.append("timed out")
+                await note("instead")
+        except BaseException as error:
+            way.append(type(error).__name__)
+            await note("clean")
+            await note("last")
+            raise
+
+    rl = await world.open()
+    run = await rl.start(leased)
+    await until(lambda: gate.entered)
+    commits = Held(world, "commit")
+    await gate.open()
+    await until(lambda: not rl.orchestrator.live[run.id].inflight)
+    world.clock.advance(11)
+    await run.cancel("sold")
+    await cancel_is_heard(world, run)
+    commits.let_go()
+    await until(lambda: last.entered)
+    rl = await world.crash_and_reopen()
+    await last.open(after=2)
+    await is_cancelled(await rl.get(run.id))
+    assert ways.check() == ["timed out", "RunCancelled"]
+
+
+async def test_an_items_end_is_recorded_when_the_request_comes(world: World):
+    """foreach over a step: what tells the flow is the item's entry, not the step's."""
+    gate, last, ways = Gate(), Gate(), Ways()
+
+    @step
+    async def work(number: int) -> int:
+        await gate.pass_by()
+        return number
+
+    @step
+    async def release() -> None:
+        await last.pass_by()
+
+    @flow
+    async def leased() -> None:
+        way = ways.begin()
+        try:
+            await foreach([1], work)
+            way.append("went on")
+        finally:
+            way.append("cleaning up")
+            await release()
+
+    rl = await world.open()
+    run = await rl.start(leased)
+    await until(lambda: gate.entered)
+    commits = Held(world, "commit")
+    await gate.open()
+    await until(lambda: not rl.orchestrator.live[run.id].inflight)
+    await run.cancel("sold")
+    await cancel_is_heard(world, run)
+    commits.let_go()
+    await until(lambda: last.entered)
+    rl = await world.crash_and_reopen()
+    await last.open(after=2)
+    await is_cancelled(await rl.get(run.id))
+    assert ways.check() == ["cleaning up"]
+
+
+# ---- given up on
+
+
+@pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])
+async def test_a_step_that_is_given_up_on_before_it_begins_is_not_executed(world: World, sync: bool):
+    """Two outcomes in one commit: the first lets a branch ask for the step, the second makes the group cancel the branch."""
+    gate, done = Gate(), list[str]()
+
+    @step
+    async def work(fails: bool) -> None:
+        await gate.pass_by()
+        if fails:
+            raise ValueError("no")
+
+    @step
+    async def charge() -> None:
+        done.append("charged")
+
+    @step
+    def charge_sync() -> None:
+        done.append("charged")
+
+    @step
+    def undo() -> None:
+        done.append("undone")
+
+    @flow
+    async def order() -> str:
+        async def branch() -> None:
+            await work(False)
+            await (charge_sync() if sync else charge())
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(branch())
+                group.create_task(work(True))
+        except* ValueError:
+            await undo()
+        await undo()
+        return "compensated"
+
+    rl = await world.open()
+    run = await rl.start(order)
+    await gate.open(after=2)
+    assert await run.result("10s") == "compensated"
+    await world.close()  # when all threads have ended
+    assert done == ["undone", "undone"]
