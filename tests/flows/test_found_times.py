@@ -87,12 +87,12 @@ async def _timer_then_signal() -> str:
     return await _first(asyncio.sleep(3600, "timed out"), wait_for("ok", str))
 
 
-SHAPES = [_own_timeout, _asyncio_timeout, _asyncio_wait_for, _signal_then_timer, _timer_then_signal]
+SHAPES = [_own_timeout, _asyncio_timeout, _asyncio_wait_for, _signal_then_timer, _timer_then_signal, None]
 
 
 @AWAY
 @pytest.mark.parametrize("late", [False, True], ids=["in_time", "too_late"])
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__ if shape else "sync")
 async def test_a_signal_sent_while_the_run_was_away_counts_from_when_it_was_sent(
     world: World, away: str, late: bool, shape: Any
 ):
@@ -100,27 +100,13 @@ async def test_a_signal_sent_while_the_run_was_away_counts_from_when_it_was_sent
     async def approve() -> str:
         return str(await shape())
 
-    rl = await world.open()
-    run = await rl.start(approve)
-    await begun(world, run, 1 if shape is _own_timeout else 2)
-    run = await leave(world, run, away)
-    world.clock.advance("2h" if late else "30m")
-    await run.signal("ok", "yes")
-    world.clock.advance("2h")
-    run = await come_back(world, run, away)
-    assert await run.result("10s") == ("timed out" if late else "yes")
-
-
-@AWAY
-@pytest.mark.parametrize("late", [False, True], ids=["in_time", "too_late"])
-async def test_the_same_in_a_sync_flow(world: World, away: str, late: bool):
     @flow
-    def approve() -> str:
+    def approve_sync() -> str:
         return wait_for("ok", str, timeout="1h", default="timed out")
 
     rl = await world.open()
-    run = await rl.start(approve)
-    await begun(world, run, 1)
+    run = await rl.start(approve_sync if shape is None else approve)
+    await begun(world, run, 1 if shape in (None, _own_timeout) else 2)
     run = await leave(world, run, away)
     world.clock.advance("2h" if late else "30m")
     await run.signal("ok", "yes")
@@ -327,21 +313,6 @@ async def test_a_wait_that_is_answered_early_does_not_move_the_loops_time(world:
     await run.signal("go")
     assert await run.result("10s") == [1, 2]
     assert ways.check() == ["3600 left"]
-
-
-async def test_a_wait_whose_time_is_over_does_move_it(world: World):
-    @flow
-    async def patient() -> float:
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
-        await wait_for("never", timeout="1h", default=None)
-        return loop.time() - begun
-
-    rl = await world.open()
-    run = await rl.start(patient)
-    await until(lambda: world.asleep(run))
-    world.clock.advance("1h")
-    assert await run.result("10s") == pytest.approx(3600)
 
 
 @pytest.mark.parametrize("what", ["step", "signal"])

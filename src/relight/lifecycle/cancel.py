@@ -76,8 +76,9 @@ def reach_the_rest(run: LiveRun) -> bool:
     nobody will serve any more, has not heard of it yet, and does now. Whether there was anybody."""
     if any(operation.interruptible for operation in run.pending.values()):
         return False
-    tasks = [task for task in run.loop.tasks if task.cancelling() == 0]
-    for task in reversed(tasks):
+    tasks = [(task, scope) for task, (scope, _) in run.loop.tasks.items() if not scope.branch.heard]
+    for task, scope in reversed(tasks):
+        scope.branch.heard = True
         task.cancel_for_good()
     return bool(tasks)
 
@@ -129,11 +130,13 @@ def _force(run: LiveRun) -> None:
 
 
 def raise_if_told(run: LiveRun, scope: Scope) -> None:
-    """An operation begins in a branch that has not heard of the run's cancellation yet: it does now."""
-    if run.cancelled and not scope.in_clean_up:
-        mark_seen(scope)
+    """An operation begins after the run's cancellation: in clean-up, or in a branch that has not heard of it yet and does now."""
+    if run.cancelled:
+        told = scope.in_clean_up
         scope.branch.heard = True
-        raise RunCancelled(run.cancel_reason or "cancelled")
+        if not told:
+            mark_seen(scope)
+            raise RunCancelled(run.cancel_reason or "cancelled")
 
 
 def mark_seen(scope: Scope | None) -> None:
