@@ -315,41 +315,6 @@ async def test_a_wait_that_is_answered_early_does_not_move_the_loops_time(world:
     assert ways.check() == ["3600 left"]
 
 
-@pytest.mark.parametrize("what", ["step", "signal"])
-async def test_a_time_budget_over_steps_and_signals_is_used_up(world: World, what: str):
-    """`while loop.time() < end`, as in plain asyncio."""
-    ways = Ways()
-
-    @step
-    async def poll() -> None:
-        world.clock.advance("10s")
-
-    @flow
-    async def polling() -> int:
-        way, loop = ways.begin(), asyncio.get_running_loop()
-        end = loop.time() + 35
-        while loop.time() < end and len(way) < 20:
-            await (poll() if what == "step" else wait_for("tick"))
-            way.append(f"{end - loop.time():.0f} left")
-        await two_signals()
-        return len(way)
-
-    rl = await world.open(park_after="1h")
-    run = await rl.start(polling)
-    for count in range(1, 21 if what == "signal" else 0):
-        await until(lambda count=count: waits_or_ends(world, run, count))
-        if await waits(world, run):
-            break
-        world.clock.advance("10s")
-        await run.signal("tick")
-    assert await replay_to_the_end(world, run) == 4
-    ways.check()
-
-
-async def waits_or_ends(world: World, run: Handle, count: int) -> bool:
-    return await waits(world, run, "tick") >= count or await waits(world, run) > 0
-
-
 # ---- signals that are taken back
 
 
