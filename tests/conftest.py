@@ -19,6 +19,10 @@ from relight.testing.servers.etcd import EtcdServer, etcd_or_skip
 from relight.testing.servers.etcd_cluster import EtcdCluster
 from relight.testing.servers.postgres import PostgresServer, ServerMissingError
 
+# Servers are started and asked by child processes. In those, gRPC's fork handlers would wake pollers whose files are closed by then,
+# and now and then the child died of it before it became psql.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 # Processes are killed in tests, not machines: what they have written survives them without a disk.
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
