@@ -19,7 +19,7 @@ from relight.testing.servers.etcd import EtcdServer, etcd_or_skip
 from relight.testing.servers.etcd_cluster import EtcdCluster
 from relight.testing.servers.postgres import PostgresServer, ServerMissingError
 
-# Servers are started and asked by child processes. In those, gRPC's fork handlers would wake pollers whose files are closed by then,
+# Servers are started and asked by child processes. In those, gRPC's fork handlers would wake pollers whose files are closed,
 # and now and then the child died of it before it became psql.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 

@@ -353,9 +353,13 @@ async def test_a_run_held_for_want_of_its_flow_is_passed_on_to_whoever_knows_it(
 ):
     work, room = Work(), asyncio.Event()
 
+    @step
+    async def stay() -> None:
+        await room.wait()
+
     @flow
     async def in_the_way() -> None:
-        await room.wait()
+        await stay()
 
     with monkeypatch.context() as patched:
         patched.setattr("relight.engine.REGISTRY", Registry())
