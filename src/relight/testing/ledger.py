@@ -73,7 +73,8 @@ def read_ledger(path: Path) -> list[Line]:
     if not path.exists():
         return []
     decoder = msgspec.json.Decoder(Line)
-    return [decoder.decode(line) for line in path.read_bytes().splitlines()]
+    whole, _, _ = path.read_bytes().rpartition(b"\n")  # what follows is being written at this moment
+    return [decoder.decode(line) for line in whole.splitlines()]
 
 
 _open: Ledger | None = None  # this process's ledger
