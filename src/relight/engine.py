@@ -26,6 +26,7 @@ from relight.errors import (
     RunStateError,
     StoreUnavailableError,
 )
+from relight.flow import garbage
 from relight.flow.definitions import Flow
 from relight.flow.registry import REGISTRY
 from relight.flow.scope import CURRENT, Scope
@@ -167,6 +168,7 @@ class Relight:
         self._services, self._orchestrator, self._recovery = services, orchestrator, recovery
         self._pid = os.getpid()
         hand_down_context()
+        garbage.watch()
         services.recorder.start()
         orchestrator.start()
         if isinstance(services.clock, StoreClock):

@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from relight.durations import Duration, parse_duration
 from relight.errors import DefinitionError
+from relight.flow import garbage
 from relight.flow.fingerprint import function_fingerprint
 from relight.flow.payloads import ArgumentsCodec, ValueCodec
 from relight.flow.registry import REGISTRY
@@ -101,6 +102,8 @@ class Step(Definition[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         scope = CURRENT.get()
+        if garbage.collector and garbage.runs_this() and (self.is_async or type(scope) is Scope):
+            return garbage.refuse(self.name, type(scope) is Scope and scope.thread is not None)  # type: ignore[return-value]  # R depends on the caller
         if type(scope) is not Scope:  # outside a run, or inside a step's body: a plain function
             refuse_lost_context(scope, self.name)
             return self.fn(*args, **kwargs)
@@ -121,6 +124,8 @@ class Flow(Definition[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         scope = CURRENT.get()
+        if garbage.collector and garbage.runs_this() and (self.is_async or type(scope) is Scope):
+            return garbage.refuse(self.name, type(scope) is Scope and scope.thread is not None)  # type: ignore[return-value]  # as above
         if type(scope) is not Scope:
             refuse_lost_context(scope, self.name)
             return self.fn(*args, **kwargs)

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 from relight.clock import SYSTEM_CLOCK, SYSTEM_ENTROPY, Clock, Entropy, block
 from relight.durations import Duration, parse_duration
 from relight.errors import DefinitionError, OutsideRunError
+from relight.flow import garbage
 from relight.flow.definitions import Flow
 from relight.flow.scope import CURRENT, Scope, StepInfo, current_scope
 
@@ -151,7 +152,7 @@ VALUES: dict[str, tuple[Callable[[Clock, Entropy], Any], Any]] = {
 
 def _value(name: str) -> Any:
     scope = CURRENT.get()
-    if type(scope) is Scope:
+    if type(scope) is Scope and not garbage.runs_this():
         return scope.run.value(scope, name)
     # In no run, or inside a step, where the step's result is what counts: nothing to record.
     return VALUES[name][0](SYSTEM_CLOCK, SYSTEM_ENTROPY)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from relight.errors import OutsideRunError
+from relight.flow import garbage
 from relight.flow.call import Call
 
 if TYPE_CHECKING:
@@ -188,12 +189,26 @@ def here(scope: Scope) -> Scope:
 def current_scope(what: str) -> Scope | None:
     """The scope of the flow code that is running, or None outside any run. In a step's body durable operations are errors."""
     current = CURRENT.get()
+    if garbage.collector and garbage.runs_this():
+        return Scope(_Nobody(what, type(current) is Scope and current.thread is not None), "", "", None)  # type: ignore[arg-type]
     if type(current) is StepInfo:
         raise OutsideRunError(
             f"{what} was called inside step {current.step!r}: a step is the unit that is repeated as a whole, so waiting, "
             "spawning and recording belong in the flow around it"
         )
     return current  # type: ignore[return-value]  # StepInfo is excluded above by exact type
+
+
+class _Nobody:
+    """The run of code that is of no run any more: see `garbage`."""
+
+    def __init__(self, what: str, in_sync_code: bool) -> None:
+        self._what, self._in_sync_code = what, in_sync_code
+
+    def refuse(self, *_: Any) -> garbage.NeverCalled:
+        return garbage.refuse(self._what, self._in_sync_code)
+
+    sleep = wait_for = foreach = parallel = spawn = join = refuse
 
 
 def refuse_lost_context(current: object, name: str) -> None:

@@ -25,6 +25,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any, Protocol, TypeVar
 
 from relight.errors import FlowCodeError, Unwind
+from relight.flow import garbage
 from relight.flow.scope import CURRENT, Scope, branch_name
 from relight.lifecycle import refused
 
@@ -35,8 +36,10 @@ _set_asyncgen_hooks = sys.set_asyncgen_hooks
 
 # So many callbacks in one go; then others have their turn.
 MOST_CALLBACKS = 10_000
-# How often Unwind is thrown into code that goes on waiting in its clean-up.
+# How often Unwind is thrown into code that goes on waiting in its clean-up,
 MOST_THROWS = 100
+# and what goes on all the same. Whoever deleted it would run it once more, with no run around it: it is never deleted.
+_UNDYING: list[asyncio.Task[Any]] = []
 
 
 class Ready:
@@ -231,7 +234,9 @@ class RunLoop(asyncio.AbstractEventLoop):
         self._enter()
         try:
             for task, (_, context) in list(self.tasks.items()):
-                gone = context.run(_throw, task, reason) and gone
+                if not context.run(_throw, task, reason):
+                    gone = False
+                    _UNDYING.append(task)
         finally:
             self._leave()
         self.tasks.clear()
@@ -275,6 +280,8 @@ class RunLoop(asyncio.AbstractEventLoop):
         if seconds <= 0 or self._closed:
             return self.call_soon(callback, *args, context=context)
         ready = Ready(callback, args, contextvars.copy_context() if context is None else context, of_timer=True)
+        if garbage.runs_this():
+            return ready  # which is never due
         scope = CURRENT.get()
         if type(scope) is not Scope:
             raise FlowCodeError("a timer was made on a run's event loop by code that is not of its flow")
@@ -292,7 +299,7 @@ class RunLoop(asyncio.AbstractEventLoop):
 
     def create_task(self, coro: Any, *, name: Any = None, context: Any = None, **_: Any) -> Any:
         scope = CURRENT.get()
-        if self._closed or type(scope) is not Scope:
+        if self._closed or type(scope) is not Scope or garbage.runs_this():
             coro.close()
             raise Unwind("its run has left memory") if self._closed else FlowCodeError("a task was made outside a flow")
         refused.coroutines_of_as_completed(coro)
@@ -320,6 +327,8 @@ class RunLoop(asyncio.AbstractEventLoop):
         """An async generator that nobody reads to its end is being deleted: its clean-up is flow code as well. Unless the garbage
         collector does it, at some moment of its own, in the midst of other code."""
         scope = CURRENT.get()
+        if garbage.runs_this():
+            return
         if self.driven and not self._closed and type(scope) is Scope and scope.run.loop is self:
             self.create_task(generator.aclose())
 

@@ -1,0 +1,156 @@
+"""Flow code that the garbage collector runs is nobody's: it asks nothing of the run that it happens to interrupt."""
+
+import asyncio
+import gc
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any
+
+import pytest
+
+from relight import flow, now, sleep, spawn, step, wait_for
+from tests.flows.watching import parks
+from tests.flows.world import World, until
+
+# Python says of each such coroutine that it "ignored GeneratorExit".
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+CALLS: list[str] = []
+
+
+@step
+async def charge() -> None:
+    CALLS.append("charged")
+
+
+@step
+def charge_in_thread() -> None:
+    CALLS.append("charged")
+
+
+@step
+async def ship() -> str:
+    return "shipped"
+
+
+@flow
+async def sub() -> None:
+    CALLS.append("called")
+
+
+class Turn:
+    """Gives way once, whatever loop this runs on."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
+
+
+async def read_the_clock() -> None:
+    now()
+    await ship()
+
+
+async def make_a_task() -> None:
+    await asyncio.create_task(asyncio.sleep(1))
+
+
+CLEAN_UPS: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
+    "step": charge,
+    "sync step": charge_in_thread,
+    "child run": sub,
+    "sleep": lambda: sleep(1),
+    "asyncio.sleep": lambda: asyncio.sleep(1),
+    "wait": lambda: wait_for("never"),
+    "spawn": lambda: spawn(sub),
+    "value": read_the_clock,
+    "task": make_a_task,
+}
+
+
+def lose(clean_up: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+    """Leave behind a coroutine that is under way, which only the collector can find."""
+
+    async def lost(holder: list[Any]) -> None:
+        try:
+            await Turn()
+        finally:
+            await clean_up()
+
+    holder: list[Any] = []
+    coro = lost(holder)
+    holder.append(coro)
+    coro.send(None)
+
+
+@pytest.mark.parametrize("clean_up", CLEAN_UPS.values(), ids=CLEAN_UPS)
+async def test_what_it_asks_for_is_not_done_in_the_name_of_another_run(
+    world: World, clean_up: Callable[[], Coroutine[Any, Any, Any]]
+):
+    @flow
+    async def innocent() -> str:
+        lose(clean_up)
+        gc.collect()
+        return await ship()
+
+    CALLS.clear()
+    rl = await world.open()
+    run = await rl.start(innocent)
+    assert await run.result("10s") == "shipped"
+    assert CALLS == []
+    assert [one.key for one in await world.events(run.id)] == ["", "ship", ""]
+
+
+async def test_nor_is_a_step_called_plainly_where_no_run_is(world: World):
+    CALLS.clear()
+    await world.open()
+    lose(charge)
+    gc.collect()
+    assert CALLS == []
+
+
+async def test_an_async_generator_that_the_collector_finds_begins_no_branch(world: World):
+    async def numbers(holder: list[Any]) -> Any:
+        try:
+            yield 1
+        finally:
+            await charge()
+
+    @flow
+    async def reading() -> str:
+        holder: list[Any] = []
+        generator = numbers(holder)
+        holder.append(generator)
+        async for _ in generator:
+            break
+        del generator, holder
+        gc.collect()
+        return await ship()
+
+    CALLS.clear()
+    rl = await world.open()
+    assert await rl.run(reading) == "shipped"
+    assert CALLS == []
+
+
+async def test_code_that_catches_everything_in_a_loop_is_never_run_again(world: World):
+    @flow
+    async def catching() -> None:
+        while True:
+            try:
+                await wait_for("never")
+            except BaseException:
+                pass
+            await charge()
+
+    @flow
+    async def innocent() -> str:
+        gc.collect()
+        return await ship()
+
+    CALLS.clear()
+    rl = await world.open()
+    run = await rl.start(catching)
+    await until(lambda: parks(world, run))
+    await until(lambda: run.id not in rl.orchestrator.live)
+    gc.collect()
+    assert await rl.run(innocent) == "shipped"
+    assert CALLS == []
