@@ -35,8 +35,10 @@ from relight.handle import Handle
 from relight.lifecycle.background import Background
 from relight.lifecycle.blocking_watch import BlockingWatch
 from relight.lifecycle.bodies import Bodies
+from relight.lifecycle.floor import Floor
 from relight.lifecycle.fork import fork
 from relight.lifecycle.keeper import Keeper
+from relight.lifecycle.loop import close_generator
 from relight.lifecycle.orchestrator import Orchestrator
 from relight.lifecycle.record import Recorder
 from relight.lifecycle.services import Services
@@ -135,6 +137,8 @@ class Relight:
         self, store: Store, leases: LeaseManager, clock: StoreClock, loop: asyncio.AbstractEventLoop
     ) -> None:
         owner = f"{self.config.orchestrator_id or socket.gethostname()}#{self._entropy.uuid().hex[:12]}"
+        watch = BlockingWatch()
+        floor = Floor(loop, close_generator, watch)
         services = Services(
             store=store,
             keeper=Keeper(
@@ -144,12 +148,13 @@ class Relight:
                 self.config.recovery.lease_ttl_seconds,
                 drives=self.config.drive,
             ),
-            recorder=Recorder(store, loop),
+            recorder=Recorder(store, loop, floor),
             clock=await self._clock_of(store, clock),
             entropy=self._entropy,
             threads=Threads(loop, self.config.max_threads),
             bodies=Bodies(loop),
-            watch=BlockingWatch(),
+            floor=floor,
+            watch=watch,
             background=Background(loop),
             registry=REGISTRY,
             config=self.config,

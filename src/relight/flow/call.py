@@ -11,13 +11,22 @@ into a set.
 
 from __future__ import annotations
 
-import collections.abc
+import sys
 import zlib
 from collections.abc import Callable, Generator, Iterator
-from types import CodeType, CoroutineType, FrameType
-from typing import Any, Protocol
+from types import CodeType, CoroutineType
+from typing import Any, NoReturn, Protocol
+
+import msgspec
 
 from relight.errors import OutsideRunError, Unwind
+
+
+class Calls(Protocol):
+    """The run, as its calls see it."""
+
+    unawaited: dict[int, Call]  # calls that have done nothing yet
+    numbers: Iterator[int]  # of calls
 
 
 class Place(Protocol):
@@ -28,46 +37,20 @@ class Place(Protocol):
     calls: int
 
 
-class Call(collections.abc.Coroutine[Any, Any, Any]):
-    """`begin(*args)` is what awaiting it does: it gives an iterator, or a coroutine. `frame` is the flow's code that makes it."""
+class Call(msgspec.Struct, eq=False, weakref=True):
+    """A Struct, since one is made for every step: see `make`. Python takes it for a coroutine by its methods."""
 
-    __slots__ = (
-        "_args",
-        "_begin",
-        "_closed",
-        "_code",
-        "_count",
-        "_instruction",
-        "_iterator",
-        "_number",
-        "_scope",
-        "_unawaited",
-        "name",
-    )
-
-    def __init__(
-        self,
-        unawaited: dict[int, Call],
-        number: int,
-        name: str,
-        scope: Place,
-        frame: FrameType,
-        begin: Callable[..., Any],
-        *args: Any,
-    ) -> None:
-        self.name = name
-        self._scope = scope
-        self._count = scope.calls = scope.calls + 1
-        self._begin = begin
-        self._args = args
-        self._number = number
-        self._unawaited = unawaited
-        self._iterator: Iterator[Any] | None = None
-        self._closed = False
-        # The line is worked out only when somebody wants to know.
-        self._code: CodeType = frame.f_code
-        self._instruction: int = frame.f_lasti
-        unawaited[number] = self
+    name: str
+    _unawaited: dict[int, Call]
+    _number: int  # in there
+    _scope: Place
+    _count: int  # of calls in that scope
+    _code: CodeType  # where it was made: the line is worked out only when somebody wants to know
+    _instruction: int
+    _args: tuple[Any, ...]  # of what awaiting it does
+    _begin: Callable[..., Any] | None = None  # which is this: it gives an iterator, or a coroutine
+    _iterator: Any = None
+    _closed: bool = False
 
     @property
     def run_key(self) -> str:
@@ -86,35 +69,40 @@ class Call(collections.abc.Coroutine[Any, Any, Any]):
 
     def __await__(self) -> Generator[Any, Any, Any]:
         if self._unawaited.pop(self._number, None) is None:
-            if self._closed:
-                raise OutsideRunError(f"{self.name!r}, called in a flow, was awaited outside that flow's run")
-            raise RuntimeError(f"cannot await {self.name!r} again: it was awaited already")
+            self.refuse()
         args, self._args = self._args, ()
+        assert self._begin is not None
         try:
             begun = self._begin(*args)
         except Unwind as error:
             if error.stubborn:
-                return _for_ever()
+                return for_ever()
             raise
         return begun.__await__() if type(begun) is CoroutineType else begun
+
+    def refuse(self) -> NoReturn:
+        """It is awaited a second time, or too late."""
+        if self._closed:
+            raise OutsideRunError(f"{self.name!r}, called in a flow, was awaited outside that flow's run")
+        raise RuntimeError(f"cannot await {self.name!r} again: it was awaited already")
 
     def send(self, value: Any) -> Any:
         iterator = self._iterator
         if iterator is None:
             iterator = self._iterator = self.__await__()
-        return iterator.send(value)  # type: ignore[attr-defined]  # a generator, or a coroutine's iterator
+        return iterator.send(value)
 
     def throw(self, *error: Any) -> Any:
         if self._iterator is None:  # a task that was cancelled before it began
             self.close()
             raise error[0] if isinstance(error[0], BaseException) else error[1] or error[0]
-        return self._iterator.throw(*error)  # type: ignore[attr-defined]
+        return self._iterator.throw(*error)
 
     def close(self) -> None:
         if self._unawaited.pop(self._number, None) is not None:
             self._closed = True
         if self._iterator is not None:
-            self._iterator.close()  # type: ignore[attr-defined]
+            self._iterator.close()
 
     def __hash__(self) -> int:
         return zlib.crc32(self._scope.path.encode(), self._count)
@@ -126,7 +114,19 @@ class Call(collections.abc.Coroutine[Any, Any, Any]):
         return f"<call of {self.name!r} at {self.place}>"
 
 
-def _for_ever() -> Generator[Any, Any, Any]:
+def make(run: Calls, name: str, scope: Place, depth: int, begin: Callable[..., Any], *args: Any) -> Call:
+    """The flow's code that asks for it is `depth` calls further out. Steps have the same in `Step.__call__`."""
+    frame = sys._getframe(depth + 1)  # noqa: SLF001 - the documented way, for all its underscore
+    scope.calls += 1
+    number = next(run.numbers)
+    call = Call(
+        name, run.unawaited, number, scope, scope.calls, frame.f_code, frame.f_lasti, (run, scope, *args), begin
+    )
+    run.unawaited[number] = call
+    return call
+
+
+def for_ever() -> Generator[Any, Any, Any]:
     """For code that will not be taken out of memory: it is left here, and thrown away."""
     while True:
         yield

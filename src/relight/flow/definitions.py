@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import sys
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
@@ -107,7 +108,20 @@ class Step(Definition[P, R]):
         if type(scope) is not Scope:  # outside a run, or inside a step's body: a plain function
             refuse_lost_context(scope, self.name)
             return self.fn(*args, **kwargs)
-        call = scope.run.step(scope, self, args, kwargs)
+        run, frame = scope.run, sys._getframe(1)  # noqa: SLF001 - the flow's code
+        scope.calls = count = scope.calls + 1
+        number = next(run.numbers)
+        # As call.make() does, without another call of our own: this is every step.
+        call = run.unawaited[number] = run.step_call(
+            self.name,
+            run.unawaited,
+            number,
+            scope,
+            count,
+            frame.f_code,
+            frame.f_lasti,
+            (run, scope, self, args, kwargs),
+        )
         return call if scope.thread is None else scope.perform(call)  # type: ignore[return-value]  # R depends on the caller
 
 

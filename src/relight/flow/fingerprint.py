@@ -12,21 +12,24 @@ Python: an upgrade must not look like a change of every step.
 from __future__ import annotations
 
 import ast
+import hashlib
 import inspect
 import textwrap
 import types
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
-from hashlib import blake2b, md5
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
 
 try:  # OpenSSL's setup in hashlib.md5 takes twice as long as a short text's digest itself
-    from _md5 import md5 as _fast_md5  # type: ignore[import-not-found] # in CPython, not in typeshed
+    from _md5 import md5  # type: ignore[import-not-found] # in CPython, not in typeshed
+
+    fast_md5: Callable[[bytes], Any] = md5
 except ImportError:  # a build without it, as some for FIPS are: the same digest, slower
-    _fast_md5 = partial(md5, usedforsecurity=False)
+    fast_md5 = partial(hashlib.md5, usedforsecurity=False)
 
 _bodies: weakref.WeakKeyDictionary[Callable[..., Any], str] = weakref.WeakKeyDictionary()
 
@@ -36,7 +39,7 @@ def text_digest(data: bytes) -> str:
 
     For telling inputs apart, not for security. Of 50 bytes MD5 takes 0.3 µs, BLAKE2b 0.45 µs, SHA-256 0.6 µs.
     """
-    return _fast_md5(data).hexdigest()[:16]  # type: ignore[no-any-return] # see the import
+    return fast_md5(data).hexdigest()[:16]  # type: ignore[no-any-return] # see the import
 
 
 def function_fingerprint(fn: Callable[..., Any], options: Mapping[str, object]) -> str:

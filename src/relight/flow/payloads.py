@@ -27,7 +27,7 @@ import msgspec
 
 from relight.errors import PayloadError
 from relight.flow.error_records import rebuild_error, record_error
-from relight.flow.fingerprint import text_digest
+from relight.flow.fingerprint import fast_md5, text_digest
 from relight.flow.jsonform import canonical, decoder, encode, has_unordered_sets
 from relight.flow.signatures import UNPASSED, Slots
 from relight.flow.survival import ForeignSearch, Loss, find_difference, same
@@ -303,7 +303,8 @@ class ArgumentsCodec:
                 break
         else:
             try:
-                return text_digest(encode(values))
+                digest: str = fast_md5(encode(values)).hexdigest()  # as text_digest(): this is every step
+                return digest[:16]
             except (UnicodeEncodeError, ValueError):
                 pass  # refused below, by name
         return text_digest(b"[" + b",".join(map(_ArgumentCodec.outline, self._codecs, values)) + b"]")

@@ -20,10 +20,10 @@ import msgspec
 
 from relight.errors import OutsideRunError
 from relight.flow import garbage
-from relight.flow.call import Call
+from relight.flow.call import Call, Calls
 
 if TYPE_CHECKING:
-    from relight.flow.definitions import Flow, Step
+    from relight.flow.definitions import Flow
 
 
 class StepInfo(msgspec.Struct, frozen=True, gc=False):
@@ -32,7 +32,12 @@ class StepInfo(msgspec.Struct, frozen=True, gc=False):
     run_id: str
     step: str  # the step's key in the run's tree
     attempt: int
-    idempotency_key: str  # the same for every attempt, also after a crash: hand it to outside services
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same for every attempt, also after a crash: hand it to outside services."""
+        root_id, _, _ = self.run_id.partition("/")
+        return f"{root_id}/{self.step}"
 
 
 class FlowThread(Protocol):
@@ -45,7 +50,7 @@ class FlowThread(Protocol):
         ...
 
 
-class Operations(Protocol):
+class Operations(Calls, Protocol):
     """What a live run does for the flow code inside it. Implemented by `lifecycle`; this package only asks.
 
     `scope` is where the operation was called. In async code it belongs to the task that awaits it, see `here`.
@@ -56,11 +61,16 @@ class Operations(Protocol):
         """The event loop of its own that flow code runs on."""
         ...
 
+    stopping: str | None  # it leaves memory, and why
+    over: bool
+    main_done: bool  # its function has returned
+
     def stop_reason(self) -> BaseException | None:
         """What an operation must raise instead of beginning: Unwind while the run leaves memory, an error after its end."""
         ...
 
-    def step(self, scope: Scope, step: Step[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call: ...
+    step_call: type[Call]  # of steps; its `_args` are this, the scope, the step, its args and kwargs
+
     def child(self, scope: Scope, flow: Flow[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call: ...
     def sleep(self, scope: Scope, seconds: float) -> Call: ...
     def wait_for(
@@ -85,7 +95,7 @@ class Scope:
     """One sequential thread of control of one run."""
 
     __slots__ = (
-        "branch",
+        "_branch",
         "branches",
         "calls",
         "cancel_seen",
@@ -109,6 +119,7 @@ class Scope:
         thread: FlowThread | None = None,
         *,
         ends_branches: bool = False,
+        is_branch: bool = False,
     ) -> None:
         self.run = run
         # The tasks that this code and its branches have made, alive, in the order of their making. A call of a flow and a
@@ -122,10 +133,17 @@ class Scope:
         self.thread = thread  # None: async code on the engine's loop
         self.counts: dict[str, int] = {}
         self.calls = 0  # how many operations this code has asked for
-        self.branch: Scope = self if parent is None else parent.branch  # the scope of the task that this code runs in
+        # The scope of the task that this code runs in; None: this one, which must not refer to itself, or only the garbage
+        # collector could delete it, and the run with it.
+        self._branch: Scope | None = None if parent is None or is_branch else parent.branch
         # The run's cancellation was raised here (or in a branch of this) once; from then on this is clean-up.
         self.cancel_seen: bool = parent is not None and parent.in_clean_up
         self.heard = False  # a task's: it was raised in that very task, which is not cancelled a second time
+
+    @property
+    def branch(self) -> Scope:
+        """The scope of the task that this code runs in."""
+        return self if self._branch is None else self._branch
 
     @property
     def in_clean_up(self) -> bool:
@@ -134,15 +152,20 @@ class Scope:
 
     def begin(self, name: str) -> str:
         """The key of the next operation called `name` here."""
-        stop = self.run.stop_reason()
-        if stop is not None:
-            raise stop
+        run = self.run
+        if run.stopping is not None or run.over or run.main_done:
+            stop = run.stop_reason()
+            if stop is not None:
+                raise stop
         if get_ident() != self.ident:
             raise OutsideRunError(
                 f"{name!r} was called from a thread that is not its flow's: steps in threads of your own cannot be kept in "
                 "order; use parallel() in a sync flow, asyncio.gather in an async one"
             )
-        return self.child_path(name)
+        counts = self.counts  # the same as child_path() does
+        count = counts.get(name, 0)
+        counts[name] = count + 1
+        return f"{self.prefix}{name}:{count}" if count else self.prefix + name
 
     def child_path(self, name: str) -> str:
         """The path of the next scope called `name` inside this one; shares the numbering of operations."""

@@ -3,35 +3,28 @@ operation's own file."""
 
 from __future__ import annotations
 
-import itertools
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from relight.flow.call import Call
-from relight.flow.definitions import Flow, Step
+from relight.flow.call import Call, make
+from relight.flow.definitions import Flow
 from relight.flow.scope import Scope
-from relight.lifecycle import children, fanout, spawned, steps, values, waits
+from relight.lifecycle import children, fanout, spawned, values, waits
 
 
 class Asking:
     """The part of a LiveRun that flow code sees (`flow.scope.Operations`)."""
 
-    def __init__(self) -> None:
-        self.unawaited: dict[int, Call] = {}  # calls that have done nothing yet
-        self._calls = itertools.count()
+    __slots__ = ()  # LiveRun has them
+
+    unawaited: dict[int, Call]
+    numbers: Iterator[int]
 
     def _call(self, scope: Scope, name: str, begin: Callable[..., Any], *args: Any) -> Call:
-        frame = sys._getframe(3)  # noqa: SLF001 - the flow's code: behind this are our caller, and sleep() or the like
-        return Call(self.unawaited, next(self._calls), name, scope, frame, begin, self, scope, *args)
-
-    def step(self, scope: Scope, step: Step[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        number, frame = next(self._calls), sys._getframe(2)  # noqa: SLF001 - the flow's code
-        return Call(self.unawaited, number, step.name, scope, frame, steps.perform, self, scope, step, args, kwargs)
+        return make(self, name, scope, 3, begin, *args)  # behind this are our caller, and sleep() or the like
 
     def child(self, scope: Scope, flow: Flow[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        number, frame = next(self._calls), sys._getframe(2)  # noqa: SLF001 - the flow's code
-        return Call(self.unawaited, number, flow.name, scope, frame, children.call, self, scope, flow, args, kwargs)
+        return make(self, flow.name, scope, 2, children.call, flow, args, kwargs)
 
     def sleep(self, scope: Scope, seconds: float) -> Call:
         return self._call(scope, "sleep", waits.sleep, seconds)

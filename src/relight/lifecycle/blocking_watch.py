@@ -17,18 +17,18 @@ LOOK_SECONDS = 1.0
 IDLE_LOOKS = 5
 
 
-class Named(Protocol):
-    """A run, as the watch sees it."""
+class Speaker(Protocol):
+    """A run's loop, as the watch sees it."""
 
-    id: str
+    run_id: str
 
 
 class BlockingWatch:
-    """One per engine. `run` is set while flow code is executed, and `stretches` counts how often it was, by the run itself and on
-    the loop's thread: a call for each would cost a short step several percent."""
+    """One per engine. `speaker` is set while flow code is executed, and `stretches` counts how often it was, by the `Floor` and
+    on the loop's thread: a call for each would cost a short step several percent."""
 
     def __init__(self) -> None:
-        self.run: Named | None = None
+        self.speaker: Speaker | None = None
         self.stretches = 0
         self.thread: threading.Thread | None = None
         self._stopped = threading.Event()
@@ -45,16 +45,16 @@ class BlockingWatch:
     def _look(self) -> None:
         seen, reported, idle = -1, -1, 0
         while not self._stopped.wait(LOOK_SECONDS):
-            run, stretches = self.run, self.stretches
-            if run is not None and stretches == seen and stretches != reported:
+            speaker, stretches = self.speaker, self.stretches
+            if speaker is not None and stretches == seen and stretches != reported:
                 reported = stretches
                 log(
                     logging.WARNING,
                     Token.FLOW_BLOCKS,
-                    f"run {run.id}: its flow has kept the event loop for more than {LOOK_SECONDS:.0f}s without awaiting "
+                    f"run {speaker.run_id}: its flow has kept the event loop for more than {LOOK_SECONDS:.0f}s without awaiting "
                     f"anything, at {place_of(self._loop_thread)}; every run of this process stands still meanwhile",
                 )
-            idle = idle + 1 if run is None and stretches == seen else 0
+            idle = idle + 1 if speaker is None and stretches == seen else 0
             if idle >= IDLE_LOOKS:
                 break
             seen = stretches

@@ -26,35 +26,43 @@ class Work(Protocol):
 
     context: contextvars.Context
     task: asyncio.Task[None] | None  # while it is being done: the runner
+    coro: Any  # what does it, once it had to wait for something; it returns nothing
 
-    def open(self) -> Coroutine[Any, Any, Any]:
-        """It begins now: the coroutine that does it."""
+    def first_stretch(self) -> Any:
+        """In its context: begin it. What it waits for, or OVER. Raises nothing."""
         ...
 
-    def close(self, value: Any, error: BaseException | None) -> None:
-        """How that ended."""
+    def close(self, error: BaseException) -> None:
+        """It ended with this."""
         ...
+
+
+OVER: Any = object()
 
 
 class Body:
     """A coroutine of the engine's own, which knows what to do with its errors."""
 
-    __slots__ = ("_coro", "context", "task")
+    __slots__ = ("context", "coro", "task")
 
     def __init__(self, coro: Coroutine[Any, Any, None], context: contextvars.Context) -> None:
-        self._coro = coro
+        self.coro = coro
         self.context = context
         self.task: asyncio.Task[None] | None = None
 
-    def open(self) -> Coroutine[Any, Any, None]:
-        return self._coro
+    def first_stretch(self) -> Any:
+        try:
+            return next(self.coro.__await__(), OVER)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is how that body ended, and nothing else
+            self.close(error)
+            return OVER
 
-    def close(self, value: Any, error: BaseException | None) -> None:
-        if error is not None and not isinstance(error, asyncio.CancelledError):
+    def close(self, error: BaseException) -> None:
+        if not isinstance(error, asyncio.CancelledError):
             log(logging.CRITICAL, Token.INTERNAL_ERROR, f"what an operation does broke: {error!r}", error)
 
     def drop(self) -> None:
-        self._coro.close()
+        self.coro.close()
 
 
 class Bodies:
@@ -62,73 +70,69 @@ class Bodies:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._queue: deque[Work] = deque()
+        self.queue: deque[Work] = deque()
         self._idle: asyncio.Future[None] | None = None  # of the runner that waits for something to do
-        self._looking = False  # a runner is about to look at the queue
+        self.looking = False  # a runner is about to look at the queue
         self.tasks: set[asyncio.Task[None]] = set()
 
     def start(self, work: Work) -> None:
-        self._queue.append(work)
-        if not self._looking:
-            self._look()
+        """Do it, in a moment."""
+        self.queue.append(work)
+        if not self.looking:
+            self.look()
 
-    def _look(self) -> None:
-        self._looking = True
+    def look(self) -> None:
+        """There is something in the queue."""
+        self.looking = True
         idle, self._idle = self._idle, None
         if idle is not None and not idle.done():  # done: somebody has cancelled the runner
             idle.set_result(None)
         else:
-            task = self._loop.create_task(self._run(), name="relight-body", context=contextvars.Context())
+            nobody = contextvars.Context()  # this may be flow code: a runner must not keep its run in memory
+            task = self._loop.create_task(self._run(), name="relight-body", context=nobody)
             self.tasks.add(task)
-            task.add_done_callback(self.tasks.discard)
+            task.add_done_callback(self.tasks.discard, context=nobody)
 
     async def _run(self) -> None:
         """A runner."""
         task = asyncio.current_task()
         assert task is not None
-        queue = self._queue
+        queue = self.queue
         unknown = sys.getrefcount(task)
         while True:
             while queue:
                 work = queue.popleft()
                 work.task = task
-                try:
-                    coro, awaited = work.context.run(_first_stretch, work)
-                except StopIteration as end:  # over, without having waited for anything: nearly always
-                    work.close(end.value, None)
-                except BaseException as error:  # noqa: BLE001 - whatever it is, it is how that body ended, and nothing else
-                    work.close(None, error)
-                else:
+                awaited = work.context.run(work.first_stretch)
+                if awaited is not OVER:
                     self._hand_over()
-                    await _Rest(work, coro, awaited)
+                    await _Rest(work, awaited)
                     work.task = None
                     return  # others have gone on with the queue
                 work.task = None
                 del work  # or an idle runner would keep the last run in memory
                 # It cancelled itself, or somebody has kept the task and may: what comes next must not be hit by that.
                 if task.cancelling() or sys.getrefcount(task) > unknown:
-                    self._looking = False
-                    if self._queue:
-                        self._look()
+                    self._hand_over()
                     return
-            self._looking = False
+            self.looking = False
             if self._idle is not None:
                 return  # one is enough
             self._idle = self._loop.create_future()
             await self._idle
 
     def _hand_over(self) -> None:
-        """The runner has to wait with its body: another one goes on with the queue."""
-        self._looking = False
-        if self._queue:
-            self._look()
+        """Another runner goes on with the queue."""
+        self.looking = False
+        if self.queue:
+            self.look()
 
     async def stop(self) -> None:
         """Cancel what is left, and wait for it."""
-        for work in self._queue:
+        for work in self.queue:
             if isinstance(work, Body):
                 work.drop()  # or Python complains that nobody ever awaited it
-        self._queue.clear()
+        self.queue.clear()
         tasks = list(self.tasks)
         for task in tasks:
             task.cancel()
@@ -136,24 +140,17 @@ class Bodies:
             await asyncio.wait(tasks, timeout=1.0)
 
 
-def _first_stretch(work: Work) -> tuple[Any, Any]:
-    """In the body's context: begin it. Its coroutine, and what it waits for; raises when it is over."""
-    coro: Any = work.open()
-    return coro, coro.send(None)
-
-
 class _Rest:
     """Runs a body that has to wait to its end, in its own context."""
 
-    __slots__ = ("_awaited", "_coro", "_work")
+    __slots__ = ("_awaited", "_work")
 
-    def __init__(self, work: Work, coro: Any, awaited: Any) -> None:
+    def __init__(self, work: Work, awaited: Any) -> None:
         self._work = work
-        self._coro = coro
         self._awaited = awaited
 
     def __await__(self) -> Generator[Any, Any, None]:
-        work, coro, awaited = self._work, self._coro, self._awaited
+        work, coro, awaited = self._work, self._work.coro, self._awaited
         run = work.context.run
         while True:
             try:
@@ -163,9 +160,8 @@ class _Rest:
                 step, value = coro.throw, thrown
             try:
                 awaited = run(step, value)
-            except StopIteration as end:
-                work.close(end.value, None)
+            except StopIteration:
                 return
             except BaseException as error:  # noqa: BLE001 - as above
-                work.close(None, error)
+                work.close(error)
                 return

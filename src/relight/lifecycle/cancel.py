@@ -62,6 +62,7 @@ def tell(run: LiveRun) -> None:
         operation.scope.branch.heard = True
         _interrupt(run, operation)
     run.loop.pump()
+    run.services.floor.leave()
     # Innermost first: what they are cancelled with reaches the tasks that wait for them.
     for task, (scope, _) in reversed(list(run.loop.tasks.items())):
         if not scope.in_clean_up:

@@ -77,23 +77,38 @@ def same_input(row: Run, data: bytes) -> bool:
     return row.input == data if not row.input_blob else row.input_blob == blob_digest(data)
 
 
-async def drive(run: LiveRun, flow: Flow[..., Any]) -> None:
-    """On the program's loop: read what the flow's code needs to begin, and call it."""
+def drive(run: LiveRun, flow: Flow[..., Any]) -> None:
+    """On the program's loop: call the flow's code, at once if nothing has to be read from the store for that."""
+    assert run.created is not None
+    if run.created.input_blob or run.kept:
+        run.services.background.start(_read_and_begin(run, flow), "drive")
+    else:
+        _begin(run, flow, bytes(run.created.input))
+
+
+async def _read_and_begin(run: LiveRun, flow: Flow[..., Any]) -> None:
+    assert run.created is not None
     try:
-        assert run.created is not None
         data = await run.load(run.created.input, run.created.input_blob)
         await replaying.load_kept(run)
-        args, kwargs = flow.arguments.open(data)
-    except PayloadError as error:  # they fitted when the run was accepted, so the signature has changed
-        why = f"flow {flow.name!r} no longer takes the input this run was started with: {error}; restore it, then resume()"
-        run.stuck(Hold.VERSION, VersionMismatchError(why))
     except StoreError as error:
         run.stuck(Hold.CORRUPT, error)
     except Unwind:
         pass  # it left memory before its code was called
     else:
-        if run.stopping is None and not run.over:
-            run.start(flow, args, kwargs)
+        _begin(run, flow, data)
+
+
+def _begin(run: LiveRun, flow: Flow[..., Any], data: bytes) -> None:
+    if run.stopping is not None or run.over:
+        return
+    try:
+        args, kwargs = flow.arguments.open(data)
+    except PayloadError as error:  # they fitted when the run was accepted, so the signature has changed
+        why = f"flow {flow.name!r} no longer takes the input this run was started with: {error}; restore it, then resume()"
+        run.stuck(Hold.VERSION, VersionMismatchError(why))
+    else:
+        run.start(flow, args, kwargs)
 
 
 async def root(run: LiveRun, flow: Flow[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], parent: Scope) -> Any:
@@ -120,9 +135,10 @@ def ended(run: LiveRun) -> None:
 
 
 def end(run: LiveRun, value: Any, failure: BaseException | None) -> None:
-    """Nothing may be told, begun or recorded behind this but the end itself."""
-    run.services.background.start(_finish(run, value, failure), "finish")
+    """One commit: the final entry, the status, the parent's notification. Nothing may be told, begun or recorded behind it."""
+    _conclude(run, value, failure)
     run.over = True
+    run.writer.committed().add_done_callback(lambda _: _end_is_durable(run))
 
 
 def deadlock() -> FlowCodeError:
@@ -260,7 +276,7 @@ class _BackOff(Operation):
         except StoreError as error:
             run.stuck(Hold.CORRUPT, error)
             return
-        run.tell(self)
+        run.told.append(self)
         run.wake()
 
 
@@ -311,12 +327,11 @@ async def _invoke(run: LiveRun, call: Call, scope: Scope) -> Any:
     thread: Any = scope.thread
     if thread is not None:
         return await thread.call(lambda: fn(*args, **kwargs), scope)
-    thread = scope.thread = FlowThread(run.services.threads, run.turns, bounded=not scope.holds_thread)
+    thread = scope.thread = FlowThread(run.services.threads, run.own_turns(), bounded=not scope.holds_thread)
     return await thread.start(lambda: fn(*args, **kwargs), scope)
 
 
-async def _finish(run: LiveRun, value: Any, failure: BaseException | None) -> None:
-    """One commit: the final entry, the status, the parent's notification."""
+def _conclude(run: LiveRun, value: Any, failure: BaseException | None) -> None:
     now = run.services.clock.now()
     flow = run.services.registry.find(run.row.flow)
     if run.cancel_reason is not None:
@@ -335,7 +350,9 @@ async def _finish(run: LiveRun, value: Any, failure: BaseException | None) -> No
         else:
             record = record_error(steps.ordinary(failure, f"flow {run.row.flow!r}"))
             hold.conclude(run, j.RunFailed("", record, now), error=msgspec.json.encode(record))
-    await run.writer.committed()
+
+
+def _end_is_durable(run: LiveRun) -> None:
     if not run.writer.lost:
         run.ended = True
         hold.stop_bodies(run)

@@ -223,7 +223,7 @@ async def _branches(run: LiveRun, scope: Scope, works: list[Callable[[FlowThread
     """Run branches at once: tasks in async flows, threads in sync ones. Raises the first error, once all have ended."""
     tasks: list[FlowTask[Any]] = []
     for work in works:
-        thread = None if scope.thread is None else FlowThread(run.services.threads, run.turns, bounded=False)
+        thread = None if scope.thread is None else FlowThread(run.services.threads, run.own_turns(), bounded=False)
         tasks.append(run.loop.start(work(thread), scope, "relight-branch"))
     ended = await asyncio.gather(*tasks, return_exceptions=True)
     errors: Iterator[BaseException] = (end for end in ended if isinstance(end, BaseException))

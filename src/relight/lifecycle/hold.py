@@ -155,6 +155,8 @@ async def _bodies_gone(run: LiveRun) -> None:
 
 def stop_bodies(run: LiveRun) -> list[asyncio.Task[None]]:
     """Nobody waits any more for what is being done for this run: async code hears of it, a thread cannot be stopped."""
+    if not run.pending and not run.inflight:
+        return []
     operations = {*run.pending.values(), *run.inflight.values()}
     tasks = {operation.at_work for operation in operations}
     for operation in operations:

@@ -20,7 +20,7 @@ def deliver(run: LiveRun, message: Message) -> None:
         return  # loading the inbox and hearing of it may overlap
     run.heard.add(message.id)
     if run.replay is not None or run.main is None:
-        run.early.append(message)
+        run.early = [*run.early, message]
         if message.kind is MessageKind.PAUSE:  # it need not come back first
             hold.attend(run, message)
     else:
@@ -29,7 +29,7 @@ def deliver(run: LiveRun, message: Message) -> None:
 
 def listen(run: LiveRun) -> None:
     """The flow can hear from now on: what came before is first."""
-    early, run.early = run.early, []
+    early, run.early = run.early, ()
     for message in early:
         _hear(run, message)
 

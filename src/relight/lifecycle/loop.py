@@ -6,7 +6,7 @@ happens before it is given something. The same outcomes in the same order make i
 because nothing else gets in.
 
 Time passes only through the run: `call_later` and `call_at`, and so asyncio.sleep, asyncio.timeout and asyncio.wait_for, are
-timers of the run, which are journaled (`Timers.start_timer`). `time()` stands still in between.
+timers of the run, which are journaled (`Host.start_timer`). `time()` stands still in between.
 
 Whatever would reach outside (sockets, subprocesses, threads, futures of another loop) is refused where it is called. This
 file knows asyncio, and nothing of journals.
@@ -17,23 +17,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import itertools
-import sys
 import zlib
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from relight.errors import FlowCodeError, Unwind
 from relight.flow import garbage
 from relight.flow.scope import CURRENT, Scope, branch_name
 from relight.lifecycle import refused
+from relight.lifecycle.floor import Floor
 
 T = TypeVar("T")
-# This is how asyncio lets others write event loops; uvloop does the same.
-_set_running_loop = asyncio._set_running_loop  # noqa: SLF001
-_set_asyncgen_hooks = sys.set_asyncgen_hooks
-
 # So many callbacks in one go; then others have their turn.
 MOST_CALLBACKS = 10_000
 # How often Unwind is thrown into code that goes on waiting in its clean-up,
@@ -42,22 +39,13 @@ MOST_THROWS = 100
 _UNDYING: list[asyncio.Task[Any]] = []
 
 
-class Ready:
+class Ready(msgspec.Struct, eq=False):
     """A callback that is due: what asyncio calls a Handle, with nothing in it that a run does not need."""
 
-    __slots__ = ("args", "callback", "context", "of_timer")
-
-    def __init__(
-        self,
-        callback: Callable[..., object],
-        args: tuple[Any, ...],
-        context: contextvars.Context,
-        of_timer: bool = False,
-    ) -> None:
-        self.callback: Callable[..., object] | None = callback
-        self.args = args
-        self.context = context
-        self.of_timer = of_timer
+    callback: Callable[..., object] | None
+    args: tuple[Any, ...]
+    context: contextvars.Context
+    of_timer: bool = False
 
     def cancel(self) -> None:
         self.callback, self.args = None, ()
@@ -74,11 +62,21 @@ class TimerHandle(Protocol):
     def when(self) -> float: ...
 
 
-class Timers(Protocol):
-    """Where timers of flow code come from: the run."""
+class Host(Protocol):
+    """The run, as its loop sees it."""
+
+    main_done: bool  # set when the flow's own task has ended
 
     def start_timer(self, scope: Scope, when: float, seconds: float, ready: Ready) -> TimerHandle:
         """Put `ready` into the queue after so many seconds, durably."""
+        ...
+
+    def touched_from_outside(self) -> None:
+        """Somebody else than the run has put something into the queue."""
+        ...
+
+    def on_trouble(self, context: dict[str, Any]) -> None:
+        """What asyncio tells an exception handler."""
         ...
 
 
@@ -135,27 +133,18 @@ class FlowFuture(asyncio.Future[Any]):
 class RunLoop(asyncio.AbstractEventLoop):
     """See the module's docstring."""
 
-    def __init__(
-        self,
-        name: str,
-        outer: asyncio.AbstractEventLoop,
-        timers: Timers,
-        on_trouble: Callable[[dict[str, Any]], None],
-        on_wake: Callable[[], None],
-    ) -> None:
-        # The program's loop, which is running whenever this one is pumped, and what it does with async generators.
-        self._outer, self._outer_hooks = outer, sys.get_asyncgen_hooks()
-        self._on_dropped = self._close_generator
-        self._timers = timers
-        self._on_trouble = on_trouble
-        self._on_wake = on_wake  # somebody else than the run has put something into the queue
-        self._outside: list[Ready] = []
+    def __init__(self, run_id: str, floor: Floor, host: Host) -> None:
+        self.run_id = run_id
+        self._floor = floor
+        self._host = host
+        self._outside: Sequence[Ready] = ()
         self._seed = zlib.crc32(
-            name.encode()
+            run_id.encode()
         )  # another for each run: asyncio keeps the tasks of all of them in one set
-        self._numbers = itertools.count(self._seed)  # of tasks that flow code never sees
+        self._number = self._seed  # of tasks that flow code never sees
         self.ready: deque[Ready] = deque()
         self.tasks: dict[FlowTask[Any], tuple[Scope, contextvars.Context]] = {}  # alive, in the order of their making
+        self.main: FlowTask[Any] | None = None  # that of the flow's function
         self.now = 0.0  # what time() says: the last timer that went off
         self._closed = False
         self.driven = False  # the run itself is at work on it: nobody else may put anything into the queue
@@ -174,45 +163,37 @@ class RunLoop(asyncio.AbstractEventLoop):
             self.driven = before
 
     def pump(self) -> None:
-        """Run what is ready until nothing is."""
+        """Run what is ready until nothing is. Leaves it to the caller to leave the floor."""
         ready = self.ready
         if not ready:
             return
-        self._enter()
+        if self._floor.speaker is not self:
+            self._floor.enter(self)
         left = MOST_CALLBACKS
-        try:
-            while ready and left:
-                left -= 1
-                one = ready.popleft()
-                callback = one.callback
-                if callback is None:
-                    continue
-                self.in_timer = one.of_timer
-                try:
-                    one.context.run(callback, *one.args)
-                except (SystemExit, KeyboardInterrupt):
-                    pass  # a task raised it and has ended with it; asyncio lets it through as well, to end the program's loop
-                except BaseException as error:  # noqa: BLE001 - as asyncio's own loops: what a callback raises ends nothing
-                    self.call_exception_handler({"message": f"exception in callback {callback!r}", "exception": error})
-        finally:
-            self._leave()
-
-    def _enter(self) -> None:
-        """This is the running loop from now on, and async generators that flow code begins are its own."""
-        _set_running_loop(self)
-        _set_asyncgen_hooks(None, self._on_dropped)
-
-    def _leave(self) -> None:
-        """The program's loop is the running one again."""
-        _set_asyncgen_hooks(*self._outer_hooks)
-        _set_running_loop(self._outer)
+        while ready and left:
+            left -= 1
+            one = ready.popleft()
+            callback = one.callback
+            if callback is None:
+                continue
+            self.in_timer = one.of_timer
+            args = one.args
+            try:
+                if len(args) == 1:  # nearly always, and quicker so
+                    one.context.run(callback, args[0])
+                else:
+                    one.context.run(callback, *args)
+            except (SystemExit, KeyboardInterrupt):
+                pass  # a task raised it and has ended with it; asyncio lets it through as well, to end the program's loop
+            except BaseException as error:  # noqa: BLE001 - as asyncio's own loops: what a callback raises ends nothing
+                self.call_exception_handler({"message": f"exception in callback {callback!r}", "exception": error})
 
     def start(
         self, coro: Coroutine[Any, Any, T], scope: Scope, name: str, context: contextvars.Context | None = None
     ) -> FlowTask[T]:
         """A task that the engine makes for flow code, in a scope that it has chosen."""
-        number = next(self._numbers)
-        return self._make(number, coro, scope, name, contextvars.copy_context() if context is None else context)
+        self._number += 1
+        return self._make(self._number, coro, scope, name, contextvars.copy_context() if context is None else context)
 
     async def end_branches(self, scope: Scope) -> None:
         """Flow code has ended: cancel the tasks that it has made and left behind, as asyncio.run() does, and wait for their end.
@@ -231,42 +212,45 @@ class RunLoop(asyncio.AbstractEventLoop):
         gone = True
         self._closed = True  # from here on nothing is put into the queue
         self.ready.clear()
-        self._enter()
+        if not self.tasks:
+            return True
+        self._floor.enter(self)
         try:
             for task, (_, context) in list(self.tasks.items()):
                 if not context.run(_throw, task, reason):
                     gone = False
                     _UNDYING.append(task)
         finally:
-            self._leave()
+            self._floor.leave()
         self.tasks.clear()
         return gone
 
     def let_go(self) -> None:
         """Its run is over: nothing leads from here to that any more."""
         self.unwind("its run is over")
-        del self._timers, self._on_trouble, self._on_wake, self._on_dropped
+        self.main = None
+        del self._host
 
     # ---- what flow code calls through asyncio
 
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:  # type: ignore[override]
         one = Ready(callback, args, contextvars.copy_context() if context is None else context)
-        if self._closed:
+        if self.driven and not self._closed:  # nearly always
+            self.ready.append(one)
             return one
-        if not self.driven:
-            self._outside.append(one)
-            self._on_wake()
+        if not self._closed:
+            self._outside = [*self._outside, one]
+            self._host.touched_from_outside()
             raise FlowCodeError(
                 "a future, an event or a queue of flow code was used from outside the flow, a step's body perhaps: on replay "
                 "nobody would do so again; return a value from the step, or send the run a signal"
             )
-        self.ready.append(one)
         return one
 
     def let_in(self) -> None:
         """What others have put into the queue. The flow has been told that it is broken: it may end by that now."""
         self.ready.extend(self._outside)
-        self._outside.clear()
+        self._outside = ()
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None
@@ -285,7 +269,7 @@ class RunLoop(asyncio.AbstractEventLoop):
         scope = CURRENT.get()
         if type(scope) is not Scope:
             raise FlowCodeError("a timer was made on a run's event loop by code that is not of its flow")
-        return self._timers.start_timer(scope, when, seconds, ready)
+        return self._host.start_timer(scope, when, seconds, ready)
 
     def time(self) -> float:
         return self.now
@@ -305,8 +289,7 @@ class RunLoop(asyncio.AbstractEventLoop):
         refused.coroutines_of_as_completed(coro)
         # A copy also of a context the caller passed: two tasks sharing it must not share the scope.
         copy = contextvars.copy_context() if context is None else context.copy()
-        inner = Scope(scope.run, scope.child_path(branch_name(coro)), scope.run_key, scope)
-        inner.branch = inner
+        inner = Scope(scope.run, scope.child_path(branch_name(coro)), scope.run_key, scope, is_branch=True)
         number = zlib.crc32(inner.path.encode(), self._seed)
         return self._make(number, coro, inner, inner.path if name is None else name, copy)
 
@@ -319,18 +302,11 @@ class RunLoop(asyncio.AbstractEventLoop):
         return task
 
     def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        if task is self.main:
+            self._host.main_done = True
         found = self.tasks.pop(task, None)  # type: ignore[call-overload]  # a FlowTask: no other is made here
         if found is not None:
             found[0].branches.pop(task, None)
-
-    def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
-        """An async generator that nobody reads to its end is being deleted: its clean-up is flow code as well. Unless the garbage
-        collector does it, at some moment of its own, in the midst of other code."""
-        scope = CURRENT.get()
-        if garbage.runs_this():
-            return
-        if self.driven and not self._closed and type(scope) is Scope and scope.run.loop is self:
-            self.create_task(generator.aclose())
 
     is_run_loop = True  # for code that cannot know this class: see `flow.scope.outside_any_run`
 
@@ -340,8 +316,7 @@ class RunLoop(asyncio.AbstractEventLoop):
     def is_closed(self) -> bool:
         return self._closed
 
-    def get_debug(self) -> bool:
-        return False
+    get_debug = staticmethod(bool)  # False, and no Python code: every future asks
 
     def get_task_factory(self) -> None:
         return None
@@ -351,9 +326,18 @@ class RunLoop(asyncio.AbstractEventLoop):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if not self._closed:
-            self._on_trouble(context)
+            self._host.on_trouble(context)
 
     default_exception_handler = call_exception_handler
+
+
+def close_generator(generator: AsyncGenerator[Any, Any]) -> None:
+    """An async generator of flow code that nobody reads to its end is being deleted: its clean-up is flow code as well. Unless
+    the garbage collector does it, at some moment of its own, in the midst of other code."""
+    scope = CURRENT.get()
+    loop = scope.run.loop if type(scope) is Scope and not garbage.runs_this() else None
+    if isinstance(loop, RunLoop) and loop.driven and not loop.is_closed():
+        loop.create_task(generator.aclose())
 
 
 def _throw(task: FlowTask[Any], reason: str) -> bool:

@@ -18,6 +18,7 @@ from relight.lifecycle.lookout import Lookout
 from relight.lifecycle.mail import Mail
 from relight.lifecycle.overtaken import Overtaken
 from relight.lifecycle.run import LiveRun
+from relight.lifecycle.run_record import RUNNING
 from relight.lifecycle.services import Services
 from relight.lifecycle.watchers import Watcher, Watchers
 from relight.model.replay import TreeState
@@ -190,13 +191,13 @@ class Orchestrator:
         self.services.keeper.attach(run.id)
         if self.stopping:
             return  # claimed or created a moment too late: its code is not called any more, and `stop` lets go of it
-        self.services.background.start(execute.drive(run, flow), "drive")
-        if run.status in (Status.PAUSED, Status.PENDING):
+        if run.status is not RUNNING and run.status in (Status.PAUSED, Status.PENDING):
             run.set_running()
         for message in self.mail.opened_for(run, messages):
             run.deliver(message)
         if run.cancel_reason is not None:
             cancel.begin_grace(run)
+        execute.drive(run, flow)
 
     # ---- Host: what runs tell
 

@@ -22,6 +22,7 @@ import logging
 from collections.abc import Callable
 
 from relight.errors import StoreUnavailableError
+from relight.lifecycle.floor import Floor
 from relight.lifecycle.patience import Patience
 from relight.lifecycle.writer import Writer
 from relight.ports.store import Commit, CommitResult, Committed, Store
@@ -38,8 +39,9 @@ Creation = tuple[Commit, asyncio.Future[CommitResult]]
 class Recorder:
     """One per process and store: gathers drafts and commits them, batch after batch, in each lane."""
 
-    def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, store: Store, loop: asyncio.AbstractEventLoop, floor: Floor) -> None:
         self.loop = loop
+        self.floor = floor
         self.fault: str | None = None  # why nothing is being committed right now
         self.commits = 0
         self.entries = 0
@@ -47,10 +49,10 @@ class Recorder:
         self.insisting = 0  # lanes in which the store refuses a batch that cannot be given up,
         self.give_up_at: float | None = None  # except when the process is stopping: then from this time on,
         self.given_up = False  # and once that has happened, the store is not asked any more
-        self._queue: list[Writer] = []
+        self.queue: list[Writer] = []
         self._creations: list[Creation] = []
         self._lanes = [_Lane(self) for _ in range(store.lanes)]
-        self._free: list[_Lane] = []  # waiting for something to commit
+        self.free: list[_Lane] = []  # waiting for something to commit
         self._tasks: list[asyncio.Task[None]] = []
         self._closing = False
 
@@ -76,26 +78,20 @@ class Recorder:
         if not self._tasks:
             return
         self._closing = True
-        self._wake_up()
+        self.wake_up()
         await asyncio.wait(self._tasks, timeout=STOP_SECONDS)
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)
-        for writer in (*self._queue, *(writer for lane in self._lanes for writer in lane.batch)):
+        for writer in (*self.queue, *(writer for lane in self._lanes for writer in lane.batch)):
             writer.abandon(StoreUnavailableError("Relight was stopped before this could be committed"))
-        self._queue.clear()
+        self.queue.clear()
 
-    def queue(self, writer: Writer) -> None:
-        """Called by a writer whose draft has just begun."""
-        self._queue.append(writer)
-        if self._free:
-            self._wake_up()
-
-    def _wake_up(self) -> None:
+    def wake_up(self) -> None:
         """All free lanes look at once, and share what there is between them."""
-        for lane in self._free:
+        for lane in self.free:
             lane.wake()
-        self._free.clear()
+        self.free.clear()
 
     async def create(self, commit: Commit) -> CommitResult:
         """Commit a run's creation with the next batch. Raises StoreUnavailableError when that fails: it is not retried."""
@@ -103,29 +99,29 @@ class Recorder:
             raise _refused(self.fault)
         future: asyncio.Future[CommitResult] = self.loop.create_future()
         self._creations.append((commit, future))
-        self._wake_up()
+        self.wake_up()
         return await future
 
     def wait(self, lane: _Lane) -> bool:
         """A lane has nothing to do: whether it should wait to be woken."""
         if not self._closing:
-            self._free.append(lane)
+            self.free.append(lane)
         return not self._closing
 
     def share(self, lane: _Lane) -> tuple[list[Writer], list[Creation]]:
         """What this lane commits next: all there is, or its share of it while other lanes are about to look as well."""
         looking = 1 + sum(1 for other in self._lanes if other is not lane and other.looking)
-        return self._take_writers(_share(len(self._queue), looking)), self._take_creations(looking)
+        return self._take_writers(_share(len(self.queue), looking)), self._take_creations(looking)
 
     def _take_writers(self, count: int) -> list[Writer]:
         """A run's drafts are committed one after the other: one whose last is under way in another lane stays queued."""
-        queue = self._queue
+        queue = self.queue
         if len(self._lanes) == 1 or not any(writer.under_way for writer in queue):
-            taken, self._queue = queue[:count], queue[count:]
+            taken, self.queue = queue[:count], queue[count:]
             return taken
         ready = [writer for writer in queue if not writer.under_way][:count]
         chosen = set(ready)
-        self._queue = [writer for writer in queue if writer not in chosen]
+        self.queue = [writer for writer in queue if writer not in chosen]
         return ready
 
     def _take_creations(self, looking: int) -> list[Creation]:
@@ -137,8 +133,8 @@ class Recorder:
 
     def settled(self) -> None:
         """A batch has ended: drafts may be queued that waited for it."""
-        if self._queue and self._free:
-            self._wake_up()
+        if self.queue and self.free:
+            self.wake_up()
 
     def failing(self, error: StoreUnavailableError) -> None:
         level = logging.ERROR if self.fault is None else logging.DEBUG  # say it once, not at every attempt
@@ -271,9 +267,10 @@ class _Lane:
         callback of the loop: not in here, since this is a task, and their tasks are others."""
         self._recorder.commits += 1
         flows: list[Callable[[], None]] = []
+        entries = 0
         for writer, commit, result in zip(self.batch, commits, results, strict=False):
             if type(result) is Committed:
-                self._recorder.entries += len(commit.entries)
+                entries += len(commit.entries)
                 go_on = writer.settle(result.sequence)
                 if go_on is not None:
                     flows.append(go_on)
@@ -281,8 +278,9 @@ class _Lane:
                 writer.fenced = True
                 writer.abandon(None)
                 writer.run.fenced(bool(commit.entries))
+        self._recorder.entries += entries
         if flows:
-            self._recorder.loop.call_soon(_go_on, flows)
+            self._recorder.loop.call_soon(_go_on, self._recorder.floor, flows)
         for (_, future), result in zip(creations, results[len(commits) :], strict=True):
             if not future.done():
                 future.set_result(result)
@@ -296,9 +294,14 @@ class _Lane:
             writer.abandon(error)
 
 
-def _go_on(flows: list[Callable[[], None]]) -> None:
-    for advance in flows:
-        advance()
+def _go_on(floor: Floor, flows: list[Callable[[], None]]) -> None:
+    floor.batch = True
+    try:
+        for advance in flows:
+            advance()
+    finally:
+        floor.batch = False
+        floor.leave()
 
 
 def _share(queued: int, looking: int) -> int:

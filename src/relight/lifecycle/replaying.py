@@ -57,7 +57,7 @@ def _tell_done(run: LiveRun, replay: Replay) -> None:
     if done is replay.redone:
         replay.redone = None
     replay.anew.pop(done, None)
-    run.tell_one(done)
+    run.tell(done)
 
 
 def _nobody_asks(run: LiveRun, replay: Replay, key: str, outcome: Outcome) -> bool:
@@ -102,7 +102,7 @@ def _tell(run: LiveRun, replay: Replay, operation: Operation, outcome: Outcome) 
         operation.begin()
         return False
     if run.stopping is None:
-        run.tell_one(operation)
+        run.tell(operation)
     return True
 
 
@@ -156,7 +156,7 @@ async def load_kept(run: LiveRun) -> None:
 
 async def remember(run: LiveRun, state: TreeState, prefix: str) -> None:
     """Before a flow is called again: what its earlier attempts finished, as the journal has it."""
-    run.retried = state
+    run.retried = state.retried
     found = {k: o for k, o in state.outcomes.items() if k and k.startswith(prefix) and state.is_kept(k, o)}
     run.kept.update(found)
     run.children.update(state.children)
@@ -171,6 +171,7 @@ def _goes_another_way(run: LiveRun, replay: Replay, key: str) -> bool:
     them are done at once. Then what it asks for now is done now, or found; what is recorded behind it comes after that."""
     if replay.anew:
         return True
+    run.services.floor.leave()
     foreach = next((one for one in replay.foreachs if key.startswith(one + "[")), None)
     if foreach is not None and foreach not in replay.changed:
         change_foreach(run, replay, foreach)
@@ -210,7 +211,7 @@ def find_kept(run: LiveRun, operation: Operation) -> bool:
             run.replay.anew[operation] = None
         run.services.background.start(_fetch_kept(run, operation, outcome), "fetch")
     elif operation.accept(outcome):
-        run.tell_one(operation)
+        run.tell(operation)
     else:
         return False
     return True
@@ -220,7 +221,7 @@ async def _fetch_kept(run: LiveRun, operation: Operation, outcome: Outcome) -> N
     await _load(run, outcome)
     if run.stopping is None and not operation.done():
         if operation.accept(outcome):
-            run.tell(operation)
+            run.told.append(operation)
         else:
             run.begin(operation)
         run.wake()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from relight.lifecycle import execute, waits
+from relight.lifecycle import execute, replaying, waits
 from relight.lifecycle.loop import MOST_CALLBACKS
 from relight.lifecycle.replayer import DEADLOCKED
 from relight.model.journal import Deadlocked
@@ -47,6 +47,9 @@ def spins(run: LiveRun) -> bool:
     if run.spun < SPINNING:
         return False
     run.spun = 0
-    if run.replay is not None and not run.replay.is_next_of(run.pending):
+    if run.replay is not None:
+        return run.replay.is_next_of(run.pending) and replaying.tell_next(run, run.replay)
+    if not run.told:
         return False
-    return run.tell_next()
+    run.tell(run.told.popleft())
+    return True

@@ -14,12 +14,15 @@ themselves are in their own files, see `asking.py`.
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from relight.errors import OutsideRunError, RelightError, RunCancelled, Unwind
+from relight.flow.call import Call
 from relight.flow.definitions import Flow
 from relight.flow.scope import Scope
 from relight.lifecycle import cancel, checkpoint, execute, hold, inbox, replaying, rest, waits
@@ -29,9 +32,10 @@ from relight.lifecycle.operation import GIVEN_UP, Operation
 from relight.lifecycle.replayer import CANCELLED, Replay, expected_kind
 from relight.lifecycle.run_record import RunRecord
 from relight.lifecycle.services import Host, Services
-from relight.lifecycle.threads import Turns
+from relight.lifecycle.steps import StepCall, StepOperation
+from relight.lifecycle.threads import NO_TURNS, Turns
 from relight.lifecycle.writer import GONE
-from relight.model.replay import Open, Outcome, TreeState
+from relight.model.replay import Open, Outcome, TreeState, retried_at
 from relight.model.run import Hold, Message, Run
 from relight.telemetry import Token, log
 
@@ -43,9 +47,21 @@ MOST_REFUSALS = 1000  # so often Unwind is raised: code that catches it in a loo
 class LiveRun(RunRecord, Asking):
     """One root run's tree; implements `flow.scope.Operations`."""
 
+    # fmt: off
+    __slots__ = (
+        "__weakref__", "_advancing", "_asked", "_refusals", "_when_live", "_woken", "begun_again", "busy", "calm",
+        "cancel_reason", "cancelled", "children", "created", "deadlocked", "departing", "due", "early", "ended",
+        "heard", "held", "host", "inflight", "joined", "kept", "left_open", "loop", "mailbox", "main", "main_done",
+        "missed", "numbers", "outcome", "overdue", "park_armed", "pending", "recovered", "replay", "restored",
+        "retried", "saying_so", "spun", "step_call", "told", "turns", "unawaited",
+    )
+    # fmt: on
+
     def __init__(self, services: Services, host: Host, row: Run, epoch: int, state: TreeState) -> None:
         RunRecord.__init__(self, services, row, epoch, state.sequence, self)
-        Asking.__init__(self)
+        self.unawaited: dict[int, Call] = {}  # operations that the flow has called and not awaited
+        self.numbers: Iterator[int] = itertools.count()  # of those
+        self.step_call: type[Call] = StepCall
         self.host = host
         self.created = state.created
         self.begun_again = state.open.get("")  # its flow was called again by its retry
@@ -53,11 +69,10 @@ class LiveRun(RunRecord, Asking):
         self.recovered = False  # its last owner died: what was in flight then is repeated
 
         # The flow's code, and what it waits for.
-        self.loop = RunLoop(  # type: ignore[abstract]  # what is missing is refused, see the end of its file
-            row.id, services.loop, self, self._on_trouble, lambda: rest.woken_from_outside(self)
-        )
-        self.main: FlowTask[Any] | None = None
-        self.turns = Turns(self)  # of the threads of sync code
+        self.loop: RunLoop = RunLoop(row.id, services.floor, self)  # type: ignore[abstract]  # what is missing is refused there
+        self.main: FlowTask[Any] | None = None  # the task of the flow's function,
+        self.main_done = True  # once it is made: whether it has ended
+        self.turns = NO_TURNS  # of the threads of sync code: see `own_turns`
         self.pending: dict[str, Operation] = {}  # asked for and not told, in the order of asking
         self.busy = 0  # how many of them do more than wait for a time or a message
 
@@ -65,23 +80,23 @@ class LiveRun(RunRecord, Asking):
         known = state.outcomes or state.open or state.cancelled or state.deadlocks
         self.replay: Replay | None = Replay(state) if known else None
         self.kept: dict[str, Outcome] = self.replay.kept if self.replay is not None else {}
-        self.retried = TreeState(retried=state.retried)
+        self.retried = state.retried
         self.children = self.replay.children if self.replay is not None else {}  # how child runs were called
-        self._when_live: list[Callable[[], None]] = []
+        self._when_live: Sequence[Callable[[], None]] = ()
         self._asked: list[Operation] = []  # since it was last at rest
         self.told: deque[Operation | str] = deque()  # durable, to be told in this order
         self._advancing = False
         self._woken = False
         self.spun = 0  # callbacks since it last came to rest
-        self._open: dict[str, Open] = {}  # once live: what had begun, and was not asked for until now
+        self.left_open: dict[str, Open] = {}  # once live: what had begun, and was not asked for until now
         self.deadlocked = False  # it waits, or waited, for something that nothing in the run can bring about
         self.saying_so = False
 
         # Messages and times.
         self.cancel_reason = state.cancelled.reason if state.cancelled is not None else None
         self.cancelled = False  # and the flow has been told so
-        self.mailbox: list[Message] = [waits.returned(self.id, one) for one in state.unclaimed]
-        self.early: list[Message] = []  # came before the flow could hear: it was being called, or replayed
+        self.mailbox = [waits.returned(self.id, one) for one in state.unclaimed]
+        self.early: Sequence[Message] = ()  # came before the flow could hear: it was being called, or replayed
         self.missed = False  # a message came when the run could no longer hear it
         self.joined = False  # another run waits for this one's end
         self.heard: set[int] = set()  # ids of all messages delivered to this object
@@ -104,14 +119,21 @@ class LiveRun(RunRecord, Asking):
         self.main = None
         self.pending.clear()
         self.loop.let_go()
+        self.turns = NO_TURNS
 
     # ---- in which order the flow goes on
 
     def start(self, flow: Flow[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Call the flow's function."""
         scope = Scope(self, "", "", None)
-        with self.loop.driving():
-            self.main = self.loop.start(execute.root(self, flow, args, kwargs, scope), scope, "relight-run")
+        self.main_done = False
+        loop = self.loop
+        loop.driven = True
+        root = execute.root(self, flow, args, kwargs, scope)
+        self.main = loop.main = loop.start(
+            root, scope, "relight-run", contextvars.Context()
+        )  # of nobody who started it
+        loop.driven = False
         if self.replay is None:
             inbox.listen(self)
         self.wake()
@@ -120,88 +142,80 @@ class LiveRun(RunRecord, Asking):
         """Something has happened that may let the flow go on: look, in the program loop's next turn."""
         if not self._woken:
             self._woken = True
-            self.services.loop.call_soon(self.advance)
-
-    def tell(self, what: Operation | str | list[Operation | str]) -> Callable[[], None]:
-        """The entries of these operations are durable, in this order. Call what this returns to let the flow go on."""
-        if type(what) is list:
-            self.told.extend(what)
-        else:
-            self.told.append(what)  # type: ignore[arg-type]  # no list
-        return self.advance
+            self.services.loop.call_soon(self.advance, context=contextvars.Context())
 
     def advance(self) -> None:
         """See the module's docstring. Only ever called by the program's loop itself, never from inside one of its tasks."""
         self._woken = False
         if self._advancing:
             return
-        self._advancing = self.loop.driven = True
-        watch = self.services.watch
-        watch.run = self
-        if watch.thread is None:
-            watch.start()
-        told, turns, loop = self.told, self.turns, self.loop
+        loop, told, floor = self.loop, self.told, self.services.floor
+        self._advancing = loop.driven = True
+        ready, left = loop.ready, MOST_TOLD
         try:
-            for _ in range(MOST_TOLD):
-                if self.stopping is not None or self.over:
-                    return
-                # Nearly always: it is at rest, and one step has ended. The same as _go_on() would do, without asking twice.
-                if told and self.replay is None and not (loop.ready or self._asked or turns.threads or self.cancelled):
-                    self.tell_next()
+            while left and self.stopping is None and not self.over:
+                left -= 1
+                if ready:
                     loop.pump()
-                if not self._go_on():
+                if (
+                    self._asked
+                    or ready
+                    or self.turns.threads
+                    or self.cancelled
+                    or self.main_done
+                    or self.replay is not None
+                ):
+                    if not self._go_on():
+                        return
+                elif told:  # nearly always: a step has ended,
+                    self.tell(told.popleft())
+                else:  # and another one is under way
+                    if self.busy == 0:
+                        floor.leave()
+                        rest.reached(self)
                     return
-            self.wake()
+                self.spun = 0
+            if not left:
+                self.wake()
         except Exception as error:  # noqa: BLE001 - a bug of ours: this run is held, the others go on
             log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {self.id} broke: {error!r}", error)
             self.stuck(Hold.CORRUPT, RelightError(f"the engine broke while it drove this run: {error!r}; report it"))
         finally:
-            watch.run = None
-            watch.stretches += 1
-            self._advancing = self.loop.driven = False
+            self._advancing = loop.driven = False
+            if not floor.batch:
+                floor.leave()
             if self.held is not None and not self.departing:
                 hold.depart_by_itself(self)
 
     def _go_on(self) -> bool:
-        """The flow comes to rest and is told one thing. False: it has to wait, or is over."""
-        loop, turns = self.loop, self.turns
-        if loop.ready:
-            loop.pump()
+        """What has been asked for begins; the flow comes to rest, and is told one thing. False: it has to wait, or is over."""
+        if self.replay is None:
+            self.services.floor.leave()
         if self._asked:
             self._begin_asked()
-        if loop.ready:  # others have their turn
+        if self.loop.ready:  # others have their turn
             if rest.spins(self):
                 return True
             self.wake()
             return False
-        if turns.threads and turns.next():
+        if self.turns.threads and self.turns.next():
             return False  # a thread has the turn, and says when it is at rest
         if self.cancelled and cancel.reach_the_rest(self):
-            pass
-        elif self.main is None or self.main.done():
+            return True
+        if self.main_done:
             execute.ended(self)
             return False
-        elif not self.tell_next():
-            rest.reached(self)
-            return False
-        self.spun = 0
-        return True
-
-    def tell_next(self) -> bool:
-        """Tell the flow one outcome; False if there is none."""
         if self.replay is not None:
             return replaying.tell_next(self, self.replay)
-        if not self.told:
-            return False
-        what = self.told.popleft()
-        if type(what) is str:
-            self.tell_mark(what)
-        else:
-            self.tell_one(what)  # type: ignore[arg-type]  # an Operation
-        return True
+        if self.told:
+            self.tell(self.told.popleft())
+            return True
+        rest.reached(self)
+        return False
 
     def tell_mark(self, mark: str) -> None:
         """Something else than an operation's end that has its place in the order."""
+        self.services.floor.leave()
         if mark == CANCELLED:
             cancel.tell(self)
         elif self.main is not None:
@@ -210,22 +224,34 @@ class LiveRun(RunRecord, Asking):
             self.main.cancel()
             self.loop.let_in()
 
-    def tell_one(self, operation: Operation) -> None:
-        """The flow hears how an operation has ended."""
+    def tell(self, operation: Operation | str) -> None:
+        """The flow hears how an operation has ended; or of a mark."""
+        if isinstance(operation, str):
+            self.tell_mark(operation)
+            return
         if operation.done() or operation.unheard:
             return  # the flow gave up on it before it was told; or the cancellation is told instead, in a moment
-        self.forget(operation)
+        pending, key = self.pending, operation.key  # as forget() does
+        if pending.get(key) is operation:
+            del pending[key]
+            if not operation.waiting:
+                self.busy -= 1
+        if self.replay is not None:
+            self.replay.drop(key)
         if operation.interrupted:
             operation.set_exception(RunCancelled(self.cancel_reason or "cancelled"))
         elif operation.given_up and operation.error is GIVEN_UP:
             operation.tell_given_up()
+        elif type(operation) is StepOperation and operation.error is None:
+            operation.set_result(operation.value)  # as tell() does
         else:
             operation.tell()
 
     def go_live(self, replay: Replay) -> None:
         """Replay is over. What the flow has asked for and not been told begins now."""
+        self.services.floor.leave()
         self.replay = None
-        self._open = replay.open
+        self.left_open = replay.open
         self.do_when_live()
         inbox.listen(self)
         in_flight, self._asked = [*self.pending.values()], []
@@ -238,7 +264,7 @@ class LiveRun(RunRecord, Asking):
 
     def do_when_live(self) -> None:
         """What `when_live` has put off."""
-        actions, self._when_live = self._when_live, []
+        actions, self._when_live = self._when_live, ()
         for action in actions:
             action()
 
@@ -271,12 +297,7 @@ class LiveRun(RunRecord, Asking):
             and self.replay is None
             and self.busy == 0
             and not (
-                self.told
-                or self._asked
-                or self.loop.ready
-                or self.main.done()
-                or self.turns.busy
-                or self.writer.telling
+                self.told or self._asked or self.loop.ready or self.main_done or self.turns.busy or self.writer.telling
             )
         )
 
@@ -286,7 +307,7 @@ class LiveRun(RunRecord, Asking):
         """Flow code asks for this: what it waits for."""
         if self.cancelled:
             cancel.raise_if_told(self, operation.scope)
-        if self.replay is None and not (self.kept or self._open):  # nearly always; the same as add() does
+        if self.replay is None and not (self.kept or self.left_open):  # nearly always; the same as add() does
             self.pending[operation.key] = operation
             self.busy += 1
             self._asked.append(operation)
@@ -313,8 +334,8 @@ class LiveRun(RunRecord, Asking):
                 key, kind = operation.key, operation.kind
                 self.stuck(Hold.NONDETERMINISM, expected_kind(key, kind, recorded.kind))
                 raise Unwind(self.stopping)
-        elif self._open:
-            operation.begun = self._open.pop(operation.key, None)
+        elif self.left_open:
+            operation.begun = self.left_open.pop(operation.key, None)
         found = bool(self.kept) and replaying.find_kept(self, operation)
         if replay is None and not found:
             self._asked.append(operation)
@@ -332,7 +353,7 @@ class LiveRun(RunRecord, Asking):
         if self.stopping is not None:
             self._refusals += 1
             return Unwind(self.stopping, stubborn=self._refusals > MOST_REFUSALS)
-        if self.over or (self.main is not None and self.main.done()):
+        if self.over or self.main_done:
             return OutsideRunError(
                 f"run {self.id!r} is over: this task or thread has outlived it, and nothing it does can be recorded; "
                 "await every task a flow creates before the flow returns"
@@ -341,23 +362,32 @@ class LiveRun(RunRecord, Asking):
 
     def begun(self, key: str) -> Open | None:
         """What the journal knows of an operation that had begun and not ended."""
-        return self._open.pop(key, None) if self.replay is None else self.replay.asked(key)
+        return self.left_open.pop(key, None) if self.replay is None else self.replay.asked(key)
 
     def when_live(self, action: Callable[[], None]) -> None:
         """Do it now, or when replay is over: a run that is held on the way there has done nothing new."""
         if self.replay is None:
             action()
         else:
-            self._when_live.append(action)
+            self._when_live = [*self._when_live, action]
+
+    def own_turns(self) -> Turns:
+        """Those of its threads. Most runs have none."""
+        if self.turns is NO_TURNS:
+            self.turns = Turns(self)
+        return self.turns
 
     def retried_at(self, key: str) -> int:
         """The sequence at which the flow around `key` was called again last; 0 if it never was."""
-        return self.retried.retried_at(key)
+        return retried_at(self.retried, key)
+
+    def touched_from_outside(self) -> None:
+        rest.woken_from_outside(self)
 
     def start_timer(self, scope: Scope, when: float, seconds: float, ready: Ready) -> TimerHandle:
         return waits.start_timer(self, scope, when, seconds, ready)
 
-    def _on_trouble(self, context: dict[str, Any]) -> None:
+    def on_trouble(self, context: dict[str, Any]) -> None:
         """As asyncio's own loops: a task failed and nobody ever asked why, or a callback raised."""
         error = context.get("exception")
         if not isinstance(error, Unwind | RunCancelled) and self.stopping is None and not self.over:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from relight.clock import SYSTEM_CLOCK
 from relight.errors import (
     OutsideRunError,
     PayloadError,
@@ -31,11 +32,26 @@ from relight.ports.store import Store
 from relight.telemetry import Token, log
 
 T = TypeVar("T")
-_RUNNING = Status.RUNNING  # looking up a member of an enum takes longer than the rest of record()
+RUNNING = Status.RUNNING  # looking up a member of an enum takes longer than the rest of record()
 
 
 class RunRecord:
     """The part of a LiveRun that writes and reads."""
+
+    __slots__ = (
+        "blob_threshold",
+        "generation",
+        "id",
+        "keeper",
+        "max_bytes",
+        "over",
+        "row",
+        "services",
+        "status",
+        "stopping",
+        "unsettled",
+        "writer",
+    )
 
     replay: Replay | None  # while it is on
 
@@ -48,7 +64,8 @@ class RunRecord:
         self.writer.checkpoint_at = sequence + services.config.checkpoint.every
         self.keeper = services.keeper
         self.generation = services.keeper.generation  # of the lease under which the run is known to be ours
-        self.time = services.loop.time
+        self.max_bytes = services.config.payload.max_bytes
+        self.blob_threshold = services.config.payload.blob_threshold
         self.unsettled = (
             0  # what the flow has seen that is perhaps not durable yet: values, and ends that it gave up on
         )
@@ -65,7 +82,7 @@ class RunRecord:
             raise OutsideRunError(f"run {self.id!r} has ended; {event.key!r} finished too late to be recorded")
         if operation is not None:
             operation.recorded = True
-            if self.status is not _RUNNING:
+            if self.status is not RUNNING:
                 self.set_running()
         self.writer.add(event, operation)
 
@@ -97,7 +114,7 @@ class RunRecord:
     @property
     def doubtful(self) -> bool:
         """Whether our lease has lapsed since this run was known to be ours."""
-        return self.generation != self.keeper.generation or self.time() >= self.keeper.valid_until
+        return self.generation != self.keeper.generation or SYSTEM_CLOCK.monotonic() >= self.keeper.valid_until
 
     async def read(self, question: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
         """Read from the store for the flow. One that fails is asked again: its faults are no outcomes of the flow."""
@@ -130,12 +147,12 @@ class RunRecord:
 
     def set_running(self) -> None:
         """Operations go on: say so with the commit they are in, if the store still says otherwise."""
-        if self.status is not Status.RUNNING:
-            self.change(Status.RUNNING, owner=self.services.owner)
+        if self.status is not RUNNING:
+            self.change(RUNNING, owner=self.services.owner)
 
     def payload(self, data: bytes) -> tuple[msgspec.Raw, str]:
         """How a payload is written into an event: inline, or as a blob stored in the same commit."""
-        if len(data) <= self.services.config.payload.blob_threshold:
+        if len(data) <= self.blob_threshold:
             return msgspec.Raw(data), ""
         digest = blob_digest(data)
         self.writer.blob(digest, data)

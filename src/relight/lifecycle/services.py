@@ -13,6 +13,7 @@ from relight.flow.registry import Registry
 from relight.lifecycle.background import Background
 from relight.lifecycle.blocking_watch import BlockingWatch
 from relight.lifecycle.bodies import Bodies
+from relight.lifecycle.floor import Floor
 from relight.lifecycle.keeper import Keeper
 from relight.lifecycle.record import Recorder
 from relight.lifecycle.threads import Threads
@@ -33,6 +34,7 @@ class Services(msgspec.Struct, frozen=True):
     entropy: Entropy
     threads: Threads
     bodies: Bodies
+    floor: Floor
     watch: BlockingWatch
     background: Background
     registry: Registry

@@ -1,6 +1,6 @@
 """Steps: what the flow asks for, and what is done for it on the program's loop.
 
-`perform` is what awaiting a step does in the flow: it asks, and waits for the outcome. `_do` is what happens then, unless the
+Awaiting a `StepCall` in the flow asks for the step and waits for the outcome. `_do` is what happens then, unless the
 journal has the outcome: the body is called, and its end is recorded. The short way (async steps without retry, timeout or
 on_crash="fail") is the hot path: one digest, one encode, one group commit. Everything that has more to remember goes through
 `_attempts`.
@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from relight.clock import time_limit
+from msgspec import Raw
+
+from relight.clock import SYSTEM_CLOCK, time_limit
 from relight.errors import (
     NonDeterminismError,
     StepError,
@@ -23,11 +25,14 @@ from relight.errors import (
     Unwind,
     VersionMismatchError,
 )
+from relight.flow.call import Call, for_ever
 from relight.flow.definitions import Step
 from relight.flow.payloads import rebuild_error, record_error
 from relight.flow.scope import CURRENT, Scope, StepInfo, here
 from relight.lifecycle import cancel, hold, waits
+from relight.lifecycle.bodies import OVER
 from relight.lifecycle.operation import Operation
+from relight.lifecycle.run_record import RUNNING
 from relight.model.journal import StepCompleted, StepFailed, StepRetrying, StepStarted
 from relight.model.replay import Outcome
 from relight.model.run import Hold
@@ -37,16 +42,19 @@ if TYPE_CHECKING:
     from relight.lifecycle.run import LiveRun
 
 
+_monotonic = SYSTEM_CLOCK.monotonic
+_init_future = asyncio.Future.__init__
+
+
 class StepOperation(Operation):
     """One step call of a flow."""
 
+    __slots__ = ("args", "context", "coro", "digest", "kwargs", "on_result", "step", "task")
+
     kind = "step"
     ends_later = True
-    task: asyncio.Task[None] | None = None
-    plainly = False  # its body is called as it is, with nothing around it
     in_thread = False
-    item = ""  # of a foreach, if that is what it does,
-    on_result: Callable[[bytes, Any], None] | None = None  # and records the end of with its own
+    item = ""  # of a foreach, if that is what it does
 
     def __init__(
         self,
@@ -57,13 +65,21 @@ class StepOperation(Operation):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        super().__init__(run, scope, key)
+        _init_future(self, loop=run.loop)  # as Operation.__init__ does: this is every step
+        self.run = run
+        self.scope = scope
+        self.key = key
+        self.begun = None
+        self.recorded = self.unheard = self.given_up = self.interrupted = self.waiting = False
+        self.body = self.value = self.error = None
         self.step = step
         self.args = args
         self.kwargs = kwargs
         self.digest = step.arguments.digest(args, kwargs)
         # What the flow has set so far is seen by the body; what the body sets stays in it, as with a task.
         self.context = contextvars.copy_context()
+        self.task: asyncio.Task[None] | None = None
+        self.on_result: Callable[[bytes, Any], None] | None = None  # of a foreach item: records the end of both
 
     @property
     def entries(self) -> tuple[str, ...]:
@@ -90,36 +106,33 @@ class StepOperation(Operation):
 
     # ---- Work: see bodies.py
 
-    def open(self) -> Coroutine[Any, Any, Any]:
-        run, step = self.run, self.step
-        if (
-            not step.plain
+    def first_stretch(self) -> Any:
+        run = self.run
+        plainly = not (
+            not self.step.plain
             or (run.unsettled and run.is_unsettled())
-            or run.doubtful
+            or run.generation != run.keeper.generation  # this and the next: run.doubtful
+            or _monotonic() >= run.keeper.valid_until
             or self.given_up
             or self.interrupted
             or run.stopping is not None
+            or run.over
             or self.done()
-        ):
-            return _do(self)
-        self.plainly = True
-        key, run_key = self.key, self.scope.run_key
-        CURRENT.set(StepInfo(run.run_id(run_key) if run_key else run.id, key, 1, f"{run.id}/{key}"))
-        run.inflight[key] = self
-        return step.fn(*self.args, **self.kwargs)  # type: ignore[no-any-return]  # async, since it is plain
+        )
+        coro: Any = _do_plainly(self) if plainly else _do(self)
+        try:
+            awaited = next(coro.__await__(), OVER)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is how that body ended, and nothing else
+            self.close(error)
+            return OVER
+        if awaited is not OVER:
+            self.coro = coro
+            if plainly:
+                run.inflight[self.key] = self
+        return awaited
 
-    def close(self, value: Any, error: BaseException | None) -> None:
-        if self.plainly:
-            if self.run.calm is None:
-                self.run.inflight.pop(self.key, None)
-            else:
-                hold.body_ended(self.run, self.key)
-            if error is None:
-                try:
-                    _completed(self, value, 1)
-                except Exception as refused:  # noqa: BLE001 - a result that cannot be journaled fails the step
-                    error = refused
-        if error is not None and not isinstance(error, Unwind):
+    def close(self, error: BaseException) -> None:
+        if not isinstance(error, Unwind):
             _ended_badly(self, error)
 
     def accept(self, outcome: Outcome) -> bool:
@@ -133,12 +146,53 @@ class StepOperation(Operation):
         return True
 
 
-def perform(
-    run: LiveRun, scope: Scope, step: Step[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Iterator[Any]:
-    """Awaiting a step in flow code."""
-    scope = here(scope)
-    return run.ask(StepOperation(run, scope, scope.begin(step.name), step, args, kwargs))
+class StepCall(Call):
+    """A step, called in flow code. Awaiting it asks for the step: the hottest code there is, all of it in one function."""
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        if self._unawaited.pop(self._number, None) is None:
+            self.refuse()
+        run: LiveRun
+        run, scope, step, args, kwargs = self._args
+        self._args = ()
+        if scope.thread is None:
+            current = CURRENT.get()
+            scope = current if type(current) is Scope else here(scope)
+        try:
+            operation = StepOperation(run, scope, scope.begin(step.name), step, args, kwargs)
+            if run.replay is not None or run.kept or run.left_open or run.cancel_reason is not None or run.recovered:
+                return run.ask(operation)  # type: ignore[return-value]  # an iterator of the same kind
+        except Unwind as error:
+            if error.stubborn:
+                return for_ever()
+            raise
+        # Nearly always. As ask() does, and begin() when the flow is at rest: its body is not looked at before that.
+        run.pending[operation.key] = operation
+        run.busy += 1
+        bodies = run.services.bodies
+        bodies.queue.append(operation)
+        if not bodies.looking:
+            bodies.look()
+        return operation.__await__()
+
+
+async def _do_plainly(op: StepOperation) -> None:
+    """On the program's loop: call a step's body as it is, with nothing around it. Most end without having waited for anything."""
+    run, step, key, run_key = op.run, op.step, op.key, op.scope.run_key
+    CURRENT.set(StepInfo(run.run_id(run_key) if run_key else run.id, key, 1))
+    try:
+        result = await step.fn(*op.args, **op.kwargs)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is how that body ended, and nothing else
+        if run.inflight:
+            hold.body_ended(run, key)
+        op.close(error)
+        return
+    if run.inflight:
+        hold.body_ended(run, key)
+    try:
+        _completed(op, result, 1)
+    except Exception as refused:  # noqa: BLE001 - a result that cannot be journaled fails the step
+        _ended_badly(op, refused)
 
 
 async def _do(op: StepOperation) -> None:
@@ -147,8 +201,8 @@ async def _do(op: StepOperation) -> None:
     run = op.run
     if run.stopping is not None:
         raise Unwind(run.stopping)
-    if op.done():
-        return  # the flow gave up on it before it began
+    if op.done() or run.over:
+        return  # the flow gave up on it before it began; or ended, and left it behind
     if op.was_interrupted:
         _say_interrupted(op)
         return
@@ -168,13 +222,19 @@ async def _do(op: StepOperation) -> None:
 
 def _completed(op: StepOperation, result: Any, attempt: int) -> None:
     run, step = op.run, op.step
-    data, op.value = step.result.seal(result, run.services.config.payload.max_bytes)
+    data, op.value = step.result.seal(result, run.max_bytes)
     if run.over:
         return
-    output, blob = run.payload(data)
+    if len(data) <= run.blob_threshold:
+        output, blob = Raw(data), ""
+    else:
+        output, blob = run.payload(data)
     completed = StepCompleted(op.key, output, blob, step.fingerprint, op.digest, attempt)
     if op.on_result is None:
-        run.record(completed, op)
+        op.recorded = True  # as run.record() does
+        if run.status is not RUNNING:
+            run.set_running()
+        run.writer.add(completed, op)
     else:
         run.record(completed)
         op.on_result(data, op.value)
@@ -219,7 +279,7 @@ async def _attempts(op: StepOperation) -> None:
             await run.confirm()
         if deadline is None:
             deadline = await _announce(op, attempt)
-        info = StepInfo(run.run_id(op.scope.run_key), op.key, attempt, f"{run.id}/{op.key}")
+        info = StepInfo(run.run_id(op.scope.run_key), op.key, attempt)
         try:
             _completed(op, await _body(op, info, deadline), attempt)
         except (Unwind, asyncio.CancelledError):

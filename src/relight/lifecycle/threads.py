@@ -143,11 +143,13 @@ def _finish(
 class Turns:
     """Which thread of a run executes flow code. One per run; used on the program's loop only."""
 
+    __slots__ = ("_count", "_late", "_waiting", "_watching", "gone", "moving", "run", "threads")
+
     def __init__(self, run: LiveRun) -> None:
         self.run = run
         self.threads: set[FlowThread] = set()  # with flow code in them, running or waiting
         self.moving: FlowThread | None = None  # whose turn it is
-        self._waiting: deque[tuple[FlowThread, Callable[[], None]]] = deque()
+        self._waiting: list[tuple[FlowThread, Callable[[], None]]] = []
         self._late: set[FlowThread] = set()  # those that had the turn for so long that others no longer wait for them
         self._count = 0  # of turns
         self._watching = False
@@ -169,7 +171,7 @@ class Turns:
     def next(self) -> bool:
         """Give the turn to the next thread that wants it. Whether the run has to wait until one is at rest."""
         if self.moving is None and self._waiting:
-            self.moving, go = self._waiting.popleft()
+            self.moving, go = self._waiting.pop(0)
             self._count += 1
             self._watch()
             go()
@@ -218,11 +220,14 @@ class Turns:
 
     def unwind(self, reason: str) -> None:
         """The run leaves memory: whoever waits is told so, and ends."""
-        waiting, self._waiting = self._waiting, deque()
+        waiting, self._waiting = self._waiting, []
         for _, go in waiting:
             go()
         for thread in list(self.threads):
             thread.unwind(reason)
+
+
+NO_TURNS = Turns(None)  # type: ignore[arg-type]  # of runs that have no threads
 
 
 class ThreadFuture(asyncio.Future[T]):

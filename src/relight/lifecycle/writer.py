@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from relight.model.journal import Event, encode_event
@@ -15,17 +16,25 @@ class Queue(Protocol):
     """The recorder, as a writer sees it."""
 
     loop: asyncio.AbstractEventLoop
+    queue: list[Writer]  # whose drafts have begun
 
-    def queue(self, writer: Writer) -> None:
-        """A draft has begun."""
+    @property
+    def free(self) -> Sequence[object]:
+        """Whoever waits for the next of these."""
+        ...
+
+    def wake_up(self) -> None:
+        """They need not wait any longer."""
         ...
 
 
 class Told(Protocol):
     """The run, as its writer sees it."""
 
-    def tell(self, what: Any) -> Callable[[], None]:
-        """What the entries of a commit have ended, in their order. Returns what lets the flow go on."""
+    told: deque[Any]  # what the entries of its commits have ended, in their order
+
+    def advance(self) -> None:
+        """Let the flow go on."""
         ...
 
     def fenced(self, refused: bool) -> None:
@@ -109,17 +118,28 @@ class Writer:
             draft = Commit(root_id=self.root_id, epoch=self.epoch, entries=[])
             if not self.lost:  # else it goes nowhere
                 self._draft = draft
-                self._recorder.queue(self)
+                self._begun()
         return draft
+
+    def _begun(self) -> None:
+        self._recorder.queue.append(self)
+        if self._recorder.free:
+            self._recorder.wake_up()
 
     def add(self, event: Event, ends: Any = None) -> None:
         """Put an event into the draft. When it is durable, the run is told of what it `ends`."""
-        draft = self._draft
-        if draft is None:
-            draft = self.draft
         if self.notes:
             self.flush()
-        draft.entries.append(encode_event(event))
+        draft = self._draft
+        if draft is None:  # nearly always
+            entries = [encode_event(event)]
+            if not self.lost:
+                self._draft = Commit(root_id=self.root_id, epoch=self.epoch, entries=entries)
+                self._recorder.queue.append(self)  # as _begun() does
+                if self._recorder.free:
+                    self._recorder.wake_up()
+        else:
+            draft.entries.append(encode_event(event))
         if ends is not None:
             told = self._told
             if told is None:  # nearly always
@@ -214,7 +234,14 @@ class Writer:
             _wake(waiters)
         if self.checkpoint_at is not None and sequence >= self.checkpoint_at:
             self.run.checkpoint()
-        return None if told is None else self.run.tell(told)
+        if told is None:
+            return None
+        run = self.run
+        if type(told) is list:
+            run.told.extend(told)
+        else:
+            run.told.append(told)
+        return run.advance
 
     def abandon(self, error: BaseException | None) -> None:
         """Nothing more is written by this writer: it is fenced, or (with an error) the recorder gave up on it."""
@@ -245,10 +272,10 @@ def _nothing(*_: object) -> None:
 class _Gone:
     """What the writer of a run that is over tells."""
 
-    def tell(self, what: Any) -> Callable[[], None]:
-        return _nothing
+    def __init__(self) -> None:
+        self.told: deque[Any] = deque(maxlen=0)
 
-    fenced = failed = checkpoint = staticmethod(_nothing)
+    advance = fenced = failed = checkpoint = staticmethod(_nothing)
 
 
 GONE: Told = _Gone()

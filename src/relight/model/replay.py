@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -86,6 +86,13 @@ class Cancellation(msgspec.Struct, array_like=True):
     unheard: list[str] = []
 
 
+def retried_at(retried: Mapping[str, int], key: str) -> int:
+    """When the flow around `key` was called again last; 0 if it never was. `retried` is that of a TreeState."""
+    if not retried:
+        return 0
+    return max((at for flow, at in retried.items() if not flow or key.startswith(flow + "/")), default=0)
+
+
 class TreeState(msgspec.Struct):
     """The replayed state of one root run's tree."""
 
@@ -120,10 +127,8 @@ class TreeState(msgspec.Struct):
         self.outcomes[key] = outcome
 
     def retried_at(self, key: str) -> int:
-        """When the flow around `key` was called again last; 0 if it never was."""
-        if not self.retried:
-            return 0
-        return max((at for flow, at in self.retried.items() if not flow or key.startswith(flow + "/")), default=0)
+        """See the function of that name."""
+        return retried_at(self.retried, key)
 
     def is_kept(self, key: str, outcome: Outcome) -> bool:
         """Whether this has no place in the order any more, and is found done whenever the flow asks for it: an earlier attempt

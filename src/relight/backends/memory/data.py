@@ -32,6 +32,7 @@ from relight.model.run import (
 )
 from relight.ports.store import Commit, CommitResult, Committed, Exists, Fenced
 
+_RUNNING = Status.RUNNING  # looking up a member, or its hash, is Python code
 _CHANGED = [field for field in RunChange.__struct_fields__ if field not in ("run_id", "heard")]
 
 
@@ -114,20 +115,31 @@ class Data:
             # Two callers of one batch want the same id; only in a later batch can it be a repetition.
             again = None if commit.root_id in created else self._repeated_creation(commit, run)
             return again or Exists(copy(run))
-        if run is None or not run.is_root:
+        if run is None or run.id != run.root_id:
             return Fenced(None, None)
         tree = self.trees[run.id]
         if run.epoch != commit.epoch:
             return Fenced(run.epoch, run.owner)
-        if tree.last != commit.after:
+        if tree.base + len(tree.entries) != commit.after:
             if tree.holds(commit.after, commit.entries):
                 return Committed(commit.after + len(commit.entries))
             return Fenced(run.epoch, run.owner)
-        if run.status in TERMINAL and not (commit.reopen and _gave_up(run)):
+        if run.status is not _RUNNING and run.status in TERMINAL and not (commit.reopen and _gave_up(run)):
             return Fenced(run.epoch, run.owner)
         tree.append(commit.entries)
-        self._apply(commit, tree)
-        return Committed(tree.last)
+        if (
+            commit.runs
+            or commit.changes
+            or commit.blobs
+            or commit.items
+            or commit.cut_items
+            or commit.log
+            or commit.messages
+            or commit.consumed
+            or commit.cancel_spawned is not None
+        ):  # nearly never: there is one commit for every step
+            self._apply(commit, tree)
+        return Committed(tree.base + len(tree.entries))
 
     def _create(self, commit: Commit, run: Run) -> Committed:
         tree = self._insert(run)

@@ -47,7 +47,9 @@ class Tree(msgspec.Struct):
         return self.base + len(self.entries)
 
     def append(self, events: Sequence[bytes]) -> None:
-        self.entries += [StoredRow.of(event) for event in events]
+        entries = self.entries
+        for event in events:
+            entries.append(StoredRow(event, crc32(event)))
 
     def holds(self, after: int, events: Sequence[bytes]) -> bool:
         """Whether exactly these events stand there, after that sequence."""
