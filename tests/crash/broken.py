@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from relight import Relight, current_step, flow, step
-from relight.lifecycle import recover, steps
+from relight.lifecycle import recover, step_bodies
 from relight.lifecycle.writer import Writer
 from relight.model.replay import restore
 from relight.testing.ledger import effect, ledger
@@ -21,7 +21,8 @@ async def no_waiting_for_commits(rl: Relight, life: Life) -> Any:
     def impatient(self: Writer, event: Any, ends: Any = None) -> None:
         add(self, event)
         if ends is not None:
-            asyncio.get_running_loop().call_soon(self.run.tell(ends))
+            self.run.told.append(ends)
+            asyncio.get_running_loop().call_soon(self.run.advance)
 
     Writer.add = impatient  # type: ignore[method-assign]
     return await life.end(await life.start(rl, shapes.ten_steps))
@@ -33,7 +34,7 @@ async def no_start_in_the_journal(rl: Relight, life: Life) -> Any:
     async def announce(*_: Any) -> None:
         pass
 
-    steps._announce = announce  # type: ignore[assignment]
+    step_bodies._announce = announce  # type: ignore[assignment]
     return await life.end(await life.start(rl, shapes.never_twice))
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import weakref
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
@@ -154,3 +155,30 @@ async def test_code_that_catches_everything_in_a_loop_is_never_run_again(world: 
     gc.collect()
     assert await rl.run(innocent) == "shipped"
     assert CALLS == []
+
+
+async def test_a_run_that_has_ended_is_freed_at_once(world: World):
+    """With nothing for the collector to find: at hundreds of short runs a second it would be at work all the time."""
+
+    @flow
+    async def child() -> str:
+        return await ship()
+
+    @flow
+    async def several() -> list[str]:
+        return [await child(), *await asyncio.gather(ship(), ship())]
+
+    @flow
+    def in_a_thread() -> str:
+        return ship()  # type: ignore[return-value]  # in a sync flow, its result
+
+    rl = await world.open()
+    gc.disable()
+    try:
+        for shape in (several, in_a_thread):
+            run = await rl.start(shape)  # type: ignore[arg-type]
+            live = weakref.ref(rl.orchestrator.live[run.id])
+            await run.result("10s")
+            await until(lambda live=live: live() is None)
+    finally:
+        gc.enable()

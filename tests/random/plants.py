@@ -11,17 +11,20 @@ from relight.lifecycle import waits
 from relight.lifecycle.replayer import Replay
 from relight.lifecycle.run import LiveRun
 from relight.lifecycle.steps import StepOperation
+from relight.lifecycle.writer import Writer
 from relight.model.replay import Outcome
 
 
 def reversed_batches() -> None:
     """What ends in one commit is told in the reverse of the journal's order."""
-    tell: Any = LiveRun.tell
+    settle = Writer.settle
 
-    def planted(self: LiveRun, what: Any) -> Callable[[], None]:
-        return tell(self, what[::-1] if isinstance(what, list) else what)  # type: ignore[no-any-return]
+    def planted(self: Writer, sequence: int) -> Callable[[], None] | None:
+        if isinstance(self._sent_told, list):
+            self._sent_told.reverse()
+        return settle(self, sequence)
 
-    LiveRun.tell = planted  # type: ignore[method-assign]
+    Writer.settle = planted  # type: ignore[method-assign]
 
 
 def forgotten_timer() -> None:
@@ -56,15 +59,14 @@ def stale_outcome() -> None:
 
 def two_at_once() -> None:
     """Live, two outcomes that are there are told without letting the flow come to rest in between."""
-    tell_next: Any = LiveRun.tell_next
+    tell = LiveRun.tell
 
-    def planted(self: LiveRun) -> bool:
-        told = bool(tell_next(self))
-        if told and self.replay is None and self.told and self.stopping is None:
-            tell_next(self)
-        return told
+    def planted(self: LiveRun, what: Any) -> None:
+        tell(self, what)
+        if self.replay is None and self.told and self.stopping is None:
+            tell(self, self.told.popleft())
 
-    LiveRun.tell_next = planted  # type: ignore[method-assign]
+    LiveRun.tell = planted  # type: ignore[method-assign, assignment]
 
 
 def early_ends() -> None:

@@ -1,5 +1,5 @@
 """What flow code may ask of its run: one method per operation, each of which only makes a Call. What awaiting that does is in the
-operation's own file."""
+operation's own file, and comes down to `ask`."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from relight.errors import RunCancelled, Unwind
 from relight.flow.definitions import Flow
 from relight.flow.payloads import rebuild_error, record_error
 from relight.flow.scope import Scope, here
-from relight.lifecycle import cancel, execute, steps
+from relight.lifecycle import cancel, execute, step_bodies
 from relight.lifecycle.operation import Finished, Operation, Recorded
 from relight.model import journal as j
 from relight.model.blob import blob_digest
@@ -46,7 +46,7 @@ async def call(run: LiveRun, scope: Scope, flow: Flow[..., Any], args: tuple[Any
     except Unwind:
         raise
     except BaseException as error:
-        raised = steps.ordinary(error, flow.what)
+        raised = step_bodies.ordinary(error, flow.what)
         await _ended_badly(run, scope, key, raised)
         if raised is error:
             raise

@@ -23,7 +23,7 @@ from relight.flow.call import Call as Forgotten
 from relight.flow.definitions import Flow
 from relight.flow.payloads import record_error
 from relight.flow.scope import CURRENT, Scope
-from relight.lifecycle import hold, refused, replaying, steps, waits
+from relight.lifecycle import hold, refused, replaying, step_bodies, waits
 from relight.lifecycle.loop import Ready
 from relight.lifecycle.operation import Operation
 from relight.lifecycle.threads import FlowThread
@@ -181,7 +181,7 @@ async def call_flow(run: LiveRun, call: Call, parent: Scope | None) -> Any:
                 if scope.branches:
                     await run.loop.end_branches(scope)
                 waits.cancel_timers(run, scope)
-            failure = refused.explain(steps.ordinary(error, flow.what))
+            failure = refused.explain(step_bodies.ordinary(error, flow.what))
             retry = flow.retry
             may = retry is not None and run.stopping is None and not run.cancelled
             again = may and retry is not None and retry.again(call.attempt, failure)
@@ -348,7 +348,7 @@ def _conclude(run: LiveRun, value: Any, failure: BaseException | None) -> None:
             output, blob = run.payload(data)
             hold.conclude(run, j.RunCompleted("", output, blob, now), output=b"" if blob else data, output_blob=blob)
         else:
-            record = record_error(steps.ordinary(failure, f"flow {run.row.flow!r}"))
+            record = record_error(step_bodies.ordinary(failure, f"flow {run.row.flow!r}"))
             hold.conclude(run, j.RunFailed("", record, now), error=msgspec.json.encode(record))
 
 

@@ -16,15 +16,31 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from relight.errors import StoreError
+from relight.errors import StoreError, Unwind
 from relight.lifecycle.operation import GIVEN_UP, Operation
-from relight.lifecycle.replayer import MARKS, Replay, expected
+from relight.lifecycle.replayer import MARKS, Replay, expected, expected_kind
 from relight.model.journal import NULL, ForeachCut
 from relight.model.replay import Ending, Outcome, TreeState
 from relight.model.run import Hold
 
 if TYPE_CHECKING:
     from relight.lifecycle.run import LiveRun
+
+
+def look_up(run: LiveRun, operation: Operation) -> bool:
+    """The flow asks for this. Whether it need not begin: replay is on, so that its outcome comes or it begins at the end; or what
+    it would do is done, and kept."""
+    replay = run.replay
+    if replay is not None:
+        operation.begun = replay.asked(operation.key)
+        recorded = replay.recorded.get(operation.key)
+        if recorded is not None and recorded.kind not in (operation.kind, "any"):
+            run.stuck(Hold.NONDETERMINISM, expected_kind(operation.key, operation.kind, recorded.kind))
+            raise Unwind(run.stopping)
+    elif run.left_open:
+        operation.begun = run.left_open.pop(operation.key, None)
+    found = bool(run.kept) and find_kept(run, operation)
+    return found or replay is not None
 
 
 def tell_next(run: LiveRun, replay: Replay) -> bool:
@@ -40,7 +56,7 @@ def tell_next(run: LiveRun, replay: Replay) -> bool:
     if key is None:
         return _end(run, replay)
     if key in MARKS:
-        run.tell_mark(key)
+        run.tell(key)
         return True
     operation, outcome = run.pending.get(key), replay.recorded[key]
     if operation is None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from relight.lifecycle import execute, replaying, waits
+from relight.lifecycle import cancel, execute, replaying, waits
 from relight.lifecycle.loop import MOST_CALLBACKS
-from relight.lifecycle.replayer import DEADLOCKED
+from relight.lifecycle.replayer import CANCELLED, DEADLOCKED
 from relight.model.journal import Deadlocked
 
 if TYPE_CHECKING:
@@ -33,6 +33,18 @@ def say_deadlocked(run: LiveRun) -> None:
     if not run.saying_so and run.stopping is None and not run.over:
         run.saying_so = True
         run.writer.add(Deadlocked("", run.services.clock.now()), DEADLOCKED)
+
+
+def tell_mark(run: LiveRun, mark: str) -> None:
+    """Something else than an operation's end that has its place in the order."""
+    run.services.floor.leave()
+    if mark == CANCELLED:
+        cancel.tell(run)
+    elif run.main is not None:
+        run.deadlocked = True
+        run.saying_so = False
+        run.main.cancel()
+        run.loop.let_in()
 
 
 def woken_from_outside(run: LiveRun) -> None:

@@ -29,7 +29,7 @@ from relight.lifecycle import cancel, checkpoint, execute, hold, inbox, replayin
 from relight.lifecycle.asking import Asking
 from relight.lifecycle.loop import FlowTask, Ready, RunLoop, TimerHandle
 from relight.lifecycle.operation import GIVEN_UP, Operation
-from relight.lifecycle.replayer import CANCELLED, Replay, expected_kind
+from relight.lifecycle.replayer import Replay
 from relight.lifecycle.run_record import RunRecord
 from relight.lifecycle.services import Host, Services
 from relight.lifecycle.steps import StepCall, StepOperation
@@ -39,8 +39,7 @@ from relight.model.replay import Open, Outcome, TreeState, retried_at
 from relight.model.run import Hold, Message, Run
 from relight.telemetry import Token, log
 
-# So many outcomes in one go; then other runs have their turn.
-MOST_TOLD = 500
+MOST_TOLD = 500  # outcomes in one go; then other runs have their turn
 MOST_REFUSALS = 1000  # so often Unwind is raised: code that catches it in a loop would hang the whole process
 
 
@@ -82,7 +81,7 @@ class LiveRun(RunRecord, Asking):
         self.kept: dict[str, Outcome] = self.replay.kept if self.replay is not None else {}
         self.retried = state.retried
         self.children = self.replay.children if self.replay is not None else {}  # how child runs were called
-        self._when_live: Sequence[Callable[[], None]] = ()
+        self._when_live: list[Callable[[], None]] | None = None
         self._asked: list[Operation] = []  # since it was last at rest
         self.told: deque[Operation | str] = deque()  # durable, to be told in this order
         self._advancing = False
@@ -126,14 +125,11 @@ class LiveRun(RunRecord, Asking):
     def start(self, flow: Flow[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Call the flow's function."""
         scope = Scope(self, "", "", None)
-        self.main_done = False
-        loop = self.loop
-        loop.driven = True
         root = execute.root(self, flow, args, kwargs, scope)
-        self.main = loop.main = loop.start(
-            root, scope, "relight-run", contextvars.Context()
-        )  # of nobody who started it
-        loop.driven = False
+        self.main_done = False
+        self.loop.driven = True
+        self.main = self.loop.main = self.loop.start(root, scope, "relight-run", contextvars.Context())
+        self.loop.driven = False
         if self.replay is None:
             inbox.listen(self)
         self.wake()
@@ -213,21 +209,10 @@ class LiveRun(RunRecord, Asking):
         rest.reached(self)
         return False
 
-    def tell_mark(self, mark: str) -> None:
-        """Something else than an operation's end that has its place in the order."""
-        self.services.floor.leave()
-        if mark == CANCELLED:
-            cancel.tell(self)
-        elif self.main is not None:
-            self.deadlocked = True
-            self.saying_so = False
-            self.main.cancel()
-            self.loop.let_in()
-
     def tell(self, operation: Operation | str) -> None:
         """The flow hears how an operation has ended; or of a mark."""
         if isinstance(operation, str):
-            self.tell_mark(operation)
+            rest.tell_mark(self, operation)
             return
         if operation.done() or operation.unheard:
             return  # the flow gave up on it before it was told; or the cancellation is told instead, in a moment
@@ -264,8 +249,8 @@ class LiveRun(RunRecord, Asking):
 
     def do_when_live(self) -> None:
         """What `when_live` has put off."""
-        actions, self._when_live = self._when_live, ()
-        for action in actions:
+        actions, self._when_live = self._when_live, None
+        for action in actions or ():
             action()
 
     def _begin_asked(self) -> None:
@@ -307,12 +292,7 @@ class LiveRun(RunRecord, Asking):
         """Flow code asks for this: what it waits for."""
         if self.cancelled:
             cancel.raise_if_told(self, operation.scope)
-        if self.replay is None and not (self.kept or self.left_open):  # nearly always; the same as add() does
-            self.pending[operation.key] = operation
-            self.busy += 1
-            self._asked.append(operation)
-        else:
-            self.add(operation)
+        self.add(operation)
         return operation.__await__()
 
     async def asked(self, operation: Operation) -> Any:
@@ -326,18 +306,7 @@ class LiveRun(RunRecord, Asking):
         """The same, also where the run's cancellation is nothing to it."""
         self.pending[operation.key] = operation
         self.busy += 1
-        replay = self.replay
-        if replay is not None:
-            operation.begun = replay.asked(operation.key)
-            recorded = replay.recorded.get(operation.key)
-            if recorded is not None and recorded.kind not in (operation.kind, "any"):
-                key, kind = operation.key, operation.kind
-                self.stuck(Hold.NONDETERMINISM, expected_kind(key, kind, recorded.kind))
-                raise Unwind(self.stopping)
-        elif self.left_open:
-            operation.begun = self.left_open.pop(operation.key, None)
-        found = bool(self.kept) and replaying.find_kept(self, operation)
-        if replay is None and not found:
+        if not replaying.look_up(self, operation):
             self._asked.append(operation)
 
     def forget(self, operation: Operation) -> None:
@@ -369,7 +338,8 @@ class LiveRun(RunRecord, Asking):
         if self.replay is None:
             action()
         else:
-            self._when_live = [*self._when_live, action]
+            self._when_live = self._when_live or []
+            self._when_live.append(action)
 
     def own_turns(self) -> Turns:
         """Those of its threads. Most runs have none."""
