@@ -703,6 +703,18 @@ def digest_of(*args: Any, **kwargs: Any) -> str:
     return digest
 
 
+def test_a_digest_is_the_same_whether_or_not_one_was_recorded():
+    """On replay the recorded one is tried first, in a cheaper way, which must not give another one or accept another call."""
+    values = [[1, {"b": [2.5, None], "a": "é"}], (1, [2]), {"s": [True]}, Decimal("1.5"), Color.RED, Path("a/b"), b"bytes"]
+    digests = [digest_of(value) for value in values]
+    for value, digest in zip(values, digests, strict=True):
+        for recorded in ("", "0" * 16, *digests):
+            assert TAKES_THREE.digest((value,), {}, recorded) == digest
+    for foreign in (NAN, {1: 2}, {1, 2}, object()):
+        with pytest.raises(PayloadError):
+            TAKES_THREE.digest((foreign,), {}, digests[0])
+
+
 def test_a_call_has_one_digest_however_it_is_spelled():
     assert len(digest_of(1)) == 16
     assert digest_of(1) == digest_of(x=1) == digest_of(1, 2) == digest_of(y=2, x=1) == digest_of(1, z=None)

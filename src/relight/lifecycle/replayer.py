@@ -27,6 +27,7 @@ from relight.model.replay import Ending, Open, Outcome, TreeState
 # In the order of outcomes, the places of the run's cancellation and of deadlocks. No operation has these keys.
 CANCELLED, DEADLOCKED = "$cancelled", "$deadlocked"
 MARKS = frozenset((CANCELLED, DEADLOCKED))
+_BOXES = frozenset(("run", "item"))  # kinds of outcomes
 
 
 class Replay:
@@ -48,22 +49,28 @@ class Replay:
         self.changed: set[str] = set()  # those of them that have
         self.drawn: list[str] = []  # values that the flow has asked for and the journal does not hold
         cancelled_at = state.cancelled.sequence if state.cancelled is not None else None
-        boxes = {key for key, outcome in state.outcomes.items() if key and _is_box(outcome, cancelled_at)}
+        boxes = {
+            key
+            for key, outcome in state.outcomes.items()
+            if outcome.kind in _BOXES and key and _is_box(outcome, cancelled_at)
+        }
         self.boxes = boxes
         self.ended_by_itself: set[str] = set()
         order: list[tuple[int, str]] = [] if cancelled_at is None else [(cancelled_at, CANCELLED)]
         order += [(sequence, DEADLOCKED) for sequence in state.deadlocks]
+        some_are_kept = bool(state.cuts or state.retried)
+        recorded = self.recorded
         for key, outcome in state.outcomes.items():
             if not key or (boxes and _is_inside(key, boxes)):
                 continue
-            if state.is_kept(key, outcome):
+            if some_are_kept and state.is_kept(key, outcome):
                 self.kept[key] = outcome
             elif outcome.kind == "value":
                 self.values[key] = outcome
-            elif _ends_by_itself(key, outcome, state):
+            elif key in state.children and _ends_by_itself(outcome):
                 self.ended_by_itself.add(key)
             else:
-                self.recorded[key] = outcome
+                recorded[key] = outcome
                 order.append((outcome.sequence, key))
         if boxes:
             self.open = {key: begun for key, begun in self.open.items() if not _is_inside(key, boxes)}
@@ -101,6 +108,11 @@ class Replay:
     def drop(self, key: str) -> None:
         """The flow has given up on it, or it does not count any more: it is not told."""
         self.recorded.pop(key, None)
+
+    def digest_of(self, key: str) -> str:
+        """That of a step's recorded arguments; empty if there are none."""
+        outcome = self.recorded.get(key)
+        return "" if outcome is None else outcome.digest
 
     def asked(self, key: str) -> Open | None:
         """The flow asks for this operation: what is known of its beginning."""
@@ -183,7 +195,7 @@ def expected_kind(key: str, kind: str, recorded: str) -> NonDeterminismError:
 
 
 def _is_box(outcome: Outcome, cancelled_at: int | None) -> bool:
-    if outcome.kind not in ("run", "item") or outcome.ending not in (Ending.OK, Ending.ERROR):
+    if outcome.ending not in (Ending.OK, Ending.ERROR):
         return False
     return cancelled_at is None or outcome.sequence < cancelled_at
 
@@ -198,9 +210,9 @@ def _is_inside(key: str, boxes: set[str]) -> bool:
     return False
 
 
-def _ends_by_itself(key: str, outcome: Outcome, state: TreeState) -> bool:
+def _ends_by_itself(child: Outcome) -> bool:
     """A child run that was cancelled or given up on: its code is called again, and comes to the same end."""
-    return key in state.children and outcome.ending not in (Ending.OK, Ending.ERROR, Ending.UNSEEN)
+    return child.ending not in (Ending.OK, Ending.ERROR, Ending.UNSEEN)
 
 
 def _items_around(key: str) -> Iterable[str]:

@@ -18,7 +18,7 @@ import msgspec
 
 from relight.errors import StoreError, Unwind
 from relight.lifecycle.operation import GIVEN_UP, Operation
-from relight.lifecycle.replayer import MARKS, Replay, expected, expected_kind
+from relight.lifecycle.replayer import Replay, expected, expected_kind
 from relight.model.journal import NULL, ForeachCut
 from relight.model.replay import Ending, Outcome, TreeState
 from relight.model.run import Hold
@@ -26,21 +26,24 @@ from relight.model.run import Hold
 if TYPE_CHECKING:
     from relight.lifecycle.run import LiveRun
 
+# To look up a member of an enum takes as long as the rest of a short function.
+_OK, _CANCELLED, _GIVEN_UP, _UNSEEN = Ending.OK, Ending.CANCELLED, Ending.GIVEN_UP, Ending.UNSEEN
+
 
 def look_up(run: LiveRun, operation: Operation) -> bool:
     """The flow asks for this. Whether it need not begin: replay is on, so that its outcome comes or it begins at the end; or what
     it would do is done, and kept."""
-    replay = run.replay
+    replay, key = run.replay, operation.key
     if replay is not None:
-        operation.begun = replay.asked(operation.key)
-        recorded = replay.recorded.get(operation.key)
-        if recorded is not None and recorded.kind not in (operation.kind, "any"):
-            run.stuck(Hold.NONDETERMINISM, expected_kind(operation.key, operation.kind, recorded.kind))
+        if key in replay.open:
+            operation.begun = replay.asked(key)
+        recorded = replay.recorded.get(key)
+        if recorded is not None and recorded.kind != operation.kind and recorded.kind != "any":  # noqa: PLR1714 - a tuple would have to be made
+            run.stuck(Hold.NONDETERMINISM, expected_kind(key, operation.kind, recorded.kind))
             raise Unwind(run.stopping)
     elif run.left_open:
-        operation.begun = run.left_open.pop(operation.key, None)
-    found = bool(run.kept) and find_kept(run, operation)
-    return found or replay is not None
+        operation.begun = run.left_open.pop(key, None)
+    return (bool(run.kept) and find_kept(run, operation)) or replay is not None
 
 
 def tell_next(run: LiveRun, replay: Replay) -> bool:
@@ -55,13 +58,21 @@ def tell_next(run: LiveRun, replay: Replay) -> bool:
     key = replay.next()
     if key is None:
         return _end(run, replay)
-    if key in MARKS:
+    outcome = replay.recorded.get(key)
+    if outcome is None:  # a mark
         run.tell(key)
         return True
-    operation, outcome = run.pending.get(key), replay.recorded[key]
+    operation = run.pending.get(key)
     if operation is None:
         return _nobody_asks(run, replay, key, outcome)
-    if outcome.ending is Ending.GIVEN_UP and not operation.cut_short():
+    if outcome.ending is _OK and not outcome.blob and not replay.unheard:  # nearly always; the same as _tell() does
+        del replay.recorded[key]
+        if not operation.accept(outcome):
+            return _redo(run, replay, operation)
+        if run.stopping is None:
+            run.tell(operation)
+        return True
+    if outcome.ending is _GIVEN_UP and not operation.cut_short():
         _hold(run, replay, key)
         return True
     return _tell(run, replay, operation, outcome)
@@ -106,20 +117,25 @@ def _tell(run: LiveRun, replay: Replay, operation: Operation, outcome: Outcome) 
     if key in replay.unheard:
         operation.unheard = True
         return True
-    if outcome.ending is Ending.CANCELLED:
+    if outcome.ending is _CANCELLED:
         operation.interrupted = True
-    elif outcome.ending is Ending.GIVEN_UP:
+    elif outcome.ending is _GIVEN_UP:
         operation.error = GIVEN_UP
-    elif outcome.ending is Ending.UNSEEN:  # the flow should have given up on it by now
+    elif outcome.ending is _UNSEEN:  # the flow should have given up on it by now
         _hold(run, replay, key)
     elif not operation.accept(outcome):
-        replay.redone = operation  # in its place: what is recorded behind it is told after it
-        run.do_when_live()  # values that it may act on, among others
-        operation.begin()
-        return False
+        return _redo(run, replay, operation)
     if run.stopping is None:
         run.tell(operation)
     return True
+
+
+def _redo(run: LiveRun, replay: Replay, operation: Operation) -> bool:
+    """In its place: what is recorded behind it is told after it."""
+    replay.redone = operation
+    run.do_when_live()  # values that it may act on, among others
+    operation.begin()
+    return False
 
 
 async def _fetch(run: LiveRun, replay: Replay, outcome: Outcome) -> None:

@@ -153,22 +153,16 @@ class LiveRun(RunRecord, Asking):
                 left -= 1
                 if ready:
                     loop.pump()
-                if (
-                    self._asked
-                    or ready
-                    or self.turns.threads
-                    or self.cancelled
-                    or self.main_done
-                    or self.replay is not None
-                ):
-                    if not self._go_on():
-                        return
+                if self._asked or ready or self.turns.threads or self.cancelled or self.main_done:
+                    goes_on = self._go_on()
+                elif self.replay is not None:
+                    goes_on = replaying.tell_next(self, self.replay)
                 elif told:  # nearly always: a step has ended,
                     self.tell(told.popleft())
+                    goes_on = True
                 else:  # and another one is under way
-                    if self.busy == 0:
-                        floor.leave()
-                        rest.reached(self)
+                    goes_on = self.busy == 0 and self._go_on()
+                if not goes_on:
                     return
                 self.spun = 0
             if not left:
@@ -185,8 +179,7 @@ class LiveRun(RunRecord, Asking):
 
     def _go_on(self) -> bool:
         """What has been asked for begins; the flow comes to rest, and is told one thing. False: it has to wait, or is over."""
-        if self.replay is None:
-            self.services.floor.leave()
+        self.services.floor.leave()
         if self._asked:
             self._begin_asked()
         if self.loop.ready:  # others have their turn
@@ -222,7 +215,7 @@ class LiveRun(RunRecord, Asking):
             if not operation.waiting:
                 self.busy -= 1
         if self.replay is not None:
-            self.replay.drop(key)
+            self.replay.recorded.pop(key, None)
         if operation.interrupted:
             operation.set_exception(RunCancelled(self.cancel_reason or "cancelled"))
         elif operation.given_up and operation.error is GIVEN_UP:
@@ -292,7 +285,10 @@ class LiveRun(RunRecord, Asking):
         """Flow code asks for this: what it waits for."""
         if self.cancelled:
             cancel.raise_if_told(self, operation.scope)
-        self.add(operation)
+        self.pending[operation.key] = operation  # as add() does
+        self.busy += 1
+        if not replaying.look_up(self, operation):
+            self._asked.append(operation)
         return operation.__await__()
 
     async def asked(self, operation: Operation) -> Any:

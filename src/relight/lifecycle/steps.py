@@ -61,7 +61,11 @@ class StepOperation(Operation):
         self.step = step
         self.args = args
         self.kwargs = kwargs
-        self.digest = step.arguments.digest(args, kwargs)
+        self.digest = (
+            step.arguments.digest(args, kwargs)
+            if run.replay is None
+            else step.arguments.digest(args, kwargs, run.replay.digest_of(key))
+        )
         # What the flow has set so far is seen by the body; what the body sets stays in it, as with a task.
         self.context = contextvars.copy_context()
         self.task: asyncio.Task[None] | None = None
@@ -123,7 +127,8 @@ class StepOperation(Operation):
 
     def accept(self, outcome: Outcome) -> bool:
         # One that was interrupted is never executed again, also if it is asked for with other arguments or code now.
-        if not outcome.interrupted and not _still_valid(self, outcome):
+        same = outcome.digest == self.digest and outcome.fingerprint == self.step.fingerprint
+        if not same and not outcome.interrupted and not _still_valid(self, outcome):
             return False
         if outcome.error is not None:
             self.error = rebuild_error(outcome.error)
@@ -163,11 +168,9 @@ class StepCall(Call):
 
 
 def _still_valid(op: StepOperation, outcome: Outcome) -> bool:
-    """Whether a recorded outcome may be given to today's code. The run may be held instead."""
+    """Whether an outcome that was recorded with other code or arguments may be given to today's. The run may be held instead."""
     run, step, key = op.run, op.step, op.key
     same_arguments = outcome.digest == op.digest
-    if outcome.fingerprint == step.fingerprint and same_arguments:
-        return True
     if not same_arguments and outcome.sequence < run.retried_at(key):
         return False  # a retried flow took another way: this is not the call that was recorded
     policy = run.services.config.recovery.version_mismatch

@@ -31,6 +31,9 @@ class Ending(enum.IntEnum):
     UNSEEN = 5  # it ended, but the flow had given up on it before it heard of that
 
 
+_OK = Ending.OK  # to look up a member of an enum takes as long as the rest of a short function
+
+
 class Outcome(msgspec.Struct, array_like=True, gc=False):
     """The recorded end of one operation: what a replayed flow is given instead of doing it again."""
 
@@ -263,7 +266,7 @@ def _step_retrying(s: TreeState, n: int, e: j.StepRetrying) -> None:
 
 
 def _step_completed(s: TreeState, n: int, e: j.StepCompleted) -> None:
-    s.end(e.key, Outcome(n, "step", Ending.OK, e.output, e.blob, None, e.fingerprint, e.digest, e.attempt))
+    s.end(e.key, Outcome(n, "step", _OK, e.output, e.blob, None, e.fingerprint, e.digest, e.attempt))
 
 
 def _step_failed(s: TreeState, n: int, e: j.StepFailed) -> None:
