@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pydantic
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relight.errors import PayloadError, RunFailedError, StepError, StepTimeoutError
@@ -340,6 +340,8 @@ data = st.recursive(
     st.lists(data, max_size=4),
     st.dictionaries(st.text(min_size=1), data, max_size=3),
 )
+@example(ValueError, [], {"__group__": {"": None}})
+@example(ValueError, [], {"__bases__": [None]})
 def test_recording_and_replaying_never_fail_and_settle(cls: type[BaseException], args: Any, attributes: Any):
     exc = BaseException.__new__(cls) if cls is UnicodeDecodeError else cls.__new__(cls, *args)
     exc.args = tuple(args)

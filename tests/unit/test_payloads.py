@@ -705,7 +705,15 @@ def digest_of(*args: Any, **kwargs: Any) -> str:
 
 def test_a_digest_is_the_same_whether_or_not_one_was_recorded():
     """On replay the recorded one is tried first, in a cheaper way, which must not give another one or accept another call."""
-    values = [[1, {"b": [2.5, None], "a": "é"}], (1, [2]), {"s": [True]}, Decimal("1.5"), Color.RED, Path("a/b"), b"bytes"]
+    values = [
+        [1, {"b": [2.5, None], "a": "é"}],
+        (1, [2]),
+        {"s": [True]},
+        Decimal("1.5"),
+        Color.RED,
+        Path("a/b"),
+        b"bytes",
+    ]
     digests = [digest_of(value) for value in values]
     for value, digest in zip(values, digests, strict=True):
         for recorded in ("", "0" * 16, *digests):

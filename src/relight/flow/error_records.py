@@ -34,7 +34,7 @@ MAX_GROUP_DEPTH = 10
 
 _TRACEBACK_NOTE = "Traceback of the recorded exception:\n"
 
-# Kept among the attributes of a record: no attribute of a user's exception has such a name.
+# Kept among the attributes of a record. An attribute of a user's exception with such a name is not recorded.
 _BASES = "__bases__"  # the names of its bases, nearest first, for when the class is gone
 _GROUP = "__group__"  # the records of an exception group's members
 
@@ -69,7 +69,9 @@ def rebuild_error(record: ErrorRecord) -> BaseException:
 def _record(exc: BaseException, depth: int) -> ErrorRecord:
     args, attributes = _state(exc)
     copies = {name: plain_copy(value, MAX_DATA_BYTES) for name, value in attributes.items()}
-    kept: dict[str, object] = {name: copy for name, copy in copies.items() if copy is not LOST}
+    kept: dict[str, object] = {
+        name: copy for name, copy in copies.items() if copy is not LOST and name not in (_BASES, _GROUP)
+    }
     kept_args = plain_copy(list(args), MAX_DATA_BYTES)
     if isinstance(exc, BaseExceptionGroup) and depth > 0:
         members = [_record(member, depth - 1) for member in exc.exceptions[:MAX_GROUP]]
