@@ -175,14 +175,7 @@ async def test_clean_up_may_wait_by_asyncios_means(world: World, place: str):
     assert done == ["cleaning up", "released"]
 
 
-@pytest.mark.parametrize(
-    "what",
-    [
-        "event",
-        "queue",
-        pytest.param("lock", marks=pytest.mark.xfail(run=False, reason="a flow that is woken by a cancelled branch")),
-    ],
-)
+@pytest.mark.parametrize("what", ["event", "queue", "lock"])
 async def test_a_flow_that_waits_for_what_its_branch_would_give_hears_of_it(world: World, what: str):
     """The branch is told so; the flow waits for an event that the branch would have set, and not for the branch."""
     done = list[str]()

@@ -102,6 +102,7 @@ class Scope:
         "counts",
         "heard",
         "ident",
+        "informed",
         "parent",
         "path",
         "prefix",
@@ -136,14 +137,27 @@ class Scope:
         # The scope of the task that this code runs in; None: this one, which must not refer to itself, or only the garbage
         # collector could delete it, and the run with it.
         self._branch: Scope | None = None if parent is None or is_branch else parent.branch
-        # The run's cancellation was raised here (or in a branch of this) once; from then on this is clean-up.
+        # The run's cancellation was raised here, or in a branch of this that ended with it; from then on this is clean-up.
         self.cancel_seen: bool = parent is not None and parent.in_clean_up
         self.heard = False  # a task's: it was raised in that very task, which is not cancelled a second time
+        self.informed = False  # it was raised in a branch of this, and will come from there
 
     @property
     def branch(self) -> Scope:
         """The scope of the task that this code runs in."""
         return self if self._branch is None else self._branch
+
+    def hear(self) -> None:
+        """The run's cancellation is raised here: the code around this hears of it, up to its task. Whoever waits for that task
+        will, when it ends."""
+        branch = self.branch
+        scope: Scope | None = self
+        while scope is not None:
+            if scope.branch is branch:
+                scope.cancel_seen = True
+            else:
+                scope.informed = True
+            scope = scope.parent
 
     @property
     def in_clean_up(self) -> bool:

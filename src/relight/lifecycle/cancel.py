@@ -58,15 +58,15 @@ def tell(run: LiveRun) -> None:
     """The flow hears of it."""
     run.cancelled = run.loop.run_cancelled = True
     for operation in [one for one in run.pending.values() if one.interruptible]:
-        mark_seen(operation.scope)
+        operation.scope.hear()
         operation.scope.branch.heard = True
         _interrupt(run, operation)
     run.loop.pump()
     run.services.floor.leave()
     # Innermost first: what they are cancelled with reaches the tasks that wait for them.
     for task, (scope, _) in reversed(list(run.loop.tasks.items())):
-        if not scope.in_clean_up:
-            mark_seen(scope)
+        if not scope.in_clean_up and not scope.informed:
+            scope.hear()
             scope.branch.heard = True
             task.cancel_for_good()
     run.loop.let_in()
@@ -136,12 +136,5 @@ def raise_if_told(run: LiveRun, scope: Scope) -> None:
         told = scope.in_clean_up
         scope.branch.heard = True
         if not told:
-            mark_seen(scope)
+            scope.hear()
             raise RunCancelled(run.cancel_reason or "cancelled")
-
-
-def mark_seen(scope: Scope | None) -> None:
-    """This branch, and those it will propagate to, have heard of the cancellation."""
-    while scope is not None:
-        scope.cancel_seen = True
-        scope = scope.parent

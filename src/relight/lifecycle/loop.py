@@ -88,6 +88,8 @@ class FlowTask(asyncio.Task[T]):
     again on replay.
     """
 
+    is_branch = False  # made by flow code itself
+
     def __init__(self, number: int, scope: Scope, loop: RunLoop, coro: Coroutine[Any, Any, T], **options: Any) -> None:
         self._number = number  # first of all: asyncio puts every new task into a set
         self._scope = scope
@@ -291,7 +293,9 @@ class RunLoop(asyncio.AbstractEventLoop):
         copy = contextvars.copy_context() if context is None else context.copy()
         inner = Scope(scope.run, scope.child_path(branch_name(coro)), scope.run_key, scope, is_branch=True)
         number = zlib.crc32(inner.path.encode(), self._seed)
-        return self._make(number, coro, inner, inner.path if name is None else name, copy)
+        task = self._make(number, coro, inner, inner.path if name is None else name, copy)
+        task.is_branch = True
+        return task
 
     def _make(self, number: int, coro: Any, scope: Scope, name: str, context: contextvars.Context) -> FlowTask[Any]:
         context.run(CURRENT.set, scope)
@@ -306,7 +310,10 @@ class RunLoop(asyncio.AbstractEventLoop):
             self._host.main_done = True
         found = self.tasks.pop(task, None)  # type: ignore[call-overload]  # a FlowTask: no other is made here
         if found is not None:
-            found[0].branches.pop(task, None)
+            scope, _ = found
+            scope.branches.pop(task, None)
+            if self.run_cancelled and scope.in_clean_up and scope.parent is not None and _is_broken_branch(task):
+                scope.parent.hear()  # before whoever waits for it goes on
 
     is_run_loop = True  # for code that cannot know this class: see `flow.scope.outside_any_run`
 
@@ -329,6 +336,11 @@ class RunLoop(asyncio.AbstractEventLoop):
             self._host.on_trouble(context)
 
     default_exception_handler = call_exception_handler
+
+
+def _is_broken_branch(task: Any) -> bool:
+    """Whether a task of flow code's own making has ended with an error. To ask for it would count as having dealt with it."""
+    return task.is_branch and (task.cancelled() or task._exception is not None)  # noqa: SLF001
 
 
 def close_generator(generator: AsyncGenerator[Any, Any]) -> None:
