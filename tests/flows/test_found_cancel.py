@@ -7,7 +7,7 @@ import pytest
 
 from relight import Handle, Retry, RunCancelled, RunCancelledError, flow, foreach, sleep, step, wait_for
 from tests.flows.watching import turns
-from tests.flows.ways import Gate, Held, Ways, cancel_is_heard, waits
+from tests.flows.ways import Gate, Held, ThreadGate, Ways, cancel_is_heard, waits
 from tests.flows.world import World, until
 
 CRASH = pytest.mark.parametrize("crash", [False, True], ids=["live", "killed"])
@@ -398,3 +398,35 @@ async def test_a_step_that_is_given_up_on_before_it_begins_is_not_executed(world
     assert await run.result("10s") == "compensated"
     await world.close()  # when all threads have ended
     assert done == ["undone", "undone"]
+
+
+async def test_a_sync_step_that_waits_for_a_thread_does_not_begin_once_its_run_is_cancelled(world: World):
+    gate, calls = ThreadGate(), list[str]()
+
+    @step
+    def occupy() -> None:
+        gate.pass_by()
+
+    @step
+    def charge() -> None:
+        calls.append("charged")
+
+    @flow
+    async def occupying() -> None:
+        await occupy()
+
+    @flow
+    async def paying() -> None:
+        await charge()
+
+    rl = await world.open(max_threads=1)
+    first = await rl.start(occupying)
+    await gate.entered.wait()
+    run = await rl.start(paying)
+    await until(lambda: rl.orchestrator.live[run.id].inflight)
+    await run.cancel("sold")
+    await until(lambda: rl.orchestrator.live[run.id].cancelled)
+    gate.open()
+    await is_cancelled(run)
+    await first.result("10s")
+    assert calls == []
