@@ -137,8 +137,8 @@ class Relight:
         self, store: Store, leases: LeaseManager, clock: StoreClock, loop: asyncio.AbstractEventLoop
     ) -> None:
         owner = f"{self.config.orchestrator_id or socket.gethostname()}#{self._entropy.uuid().hex[:12]}"
-        watch = BlockingWatch()
-        floor = Floor(loop, close_generator, watch)
+        watch, bodies = BlockingWatch(), Bodies(loop)
+        floor = Floor(loop, close_generator, watch, bodies)
         services = Services(
             store=store,
             keeper=Keeper(
@@ -152,7 +152,7 @@ class Relight:
             clock=await self._clock_of(store, clock),
             entropy=self._entropy,
             threads=Threads(loop, self.config.max_threads),
-            bodies=Bodies(loop),
+            bodies=bodies,
             floor=floor,
             watch=watch,
             background=Background(loop),

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import sys
 import threading
 from typing import Any
 
@@ -43,6 +44,30 @@ async def test_a_body_runs_on_the_programs_loop_in_a_task(world: World):
     program = asyncio.get_running_loop()
     await result(world, looking)
     assert seen == [True] * 10
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="tasks begin eagerly from Python 3.12 on")
+async def test_a_body_runs_there_also_where_tasks_begin_at_once(world: World):
+    seen = list[bool]()
+
+    @step
+    async def look(number: int) -> int:
+        before = asyncio.current_task()
+        await asyncio.sleep(0.001)
+        seen.append(asyncio.get_running_loop() is program and before is asyncio.current_task())
+        return number
+
+    @flow
+    async def looking() -> int:
+        return await look(1) + sum(await asyncio.gather(look(2), look(3)))
+
+    program = asyncio.get_running_loop()
+    program.set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined, unused-ignore]
+    try:
+        assert await result(world, looking) == 6
+    finally:
+        program.set_task_factory(None)
+    assert seen == [True] * 3
 
 
 async def test_a_body_makes_tasks_timeouts_and_groups_of_its_own(world: World):

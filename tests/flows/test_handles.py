@@ -28,6 +28,7 @@ from relight import (
     wait_for,
 )
 from relight.errors import ConfigError, DefinitionError, RunCancelled
+from relight.model import journal as j
 from relight.model.journal import CancelRequested
 from relight.model.run import Message, MessageKind
 from relight.testing.clock import START, FakeClock
@@ -734,6 +735,34 @@ async def test_a_signal_with_an_id_counts_once(world: World):
     await until(lambda: "r" in rl.orchestrator.live)
     world.clock.advance("1h")
     assert await run.result(timeout="5s") == ["one", "two"]
+
+
+async def test_a_signal_id_counts_once_also_after_an_earlier_life_took_it(world: World):
+    """The very first message of a store: whoever comes back has heard of none, and must not take it for the next one."""
+
+    @flow
+    async def counting() -> list[int]:
+        return [await once(await wait_for("n", int)), await once(await wait_for("n", int))]
+
+    @step
+    async def once(number: int) -> int:
+        return number
+
+    rl = await world.open()
+    run = await rl.start(counting, id="r")
+    await world.until_status("waiting", run)
+    await run.signal("n", 1, id="m-1")
+    await until(lambda: two_waits_begun(world))
+    rl = await world.crash_and_reopen()
+    run = await rl.get("r")
+    await until(lambda: "r" in rl.orchestrator.live and rl.orchestrator.live["r"].replay is None)
+    await run.signal("n", 1, id="m-1")
+    await run.signal("n", 2, id="m-2")
+    assert await run.result(timeout="5s") == [1, 2]
+
+
+async def two_waits_begun(world: World) -> bool:
+    return sum(isinstance(one, j.WaitStarted) for one in await world.events("r")) == 2
 
 
 async def test_a_signal_id_counts_once_also_after_it_was_taken(world: World):

@@ -27,6 +27,7 @@ from relight import (
     foreach,
     parallel,
     sleep,
+    spawn,
     step,
     wait_for,
 )
@@ -901,6 +902,25 @@ async def test_on_crash_fail_that_finished_is_replayed(world: World):
 
 
 # ---- who a step is
+
+
+async def test_a_spawned_run_has_idempotency_keys_of_its_own(world: World):
+    @step
+    async def charge() -> str:
+        return current_step().idempotency_key
+
+    @flow
+    async def order() -> str:
+        return await charge()
+
+    @flow
+    async def several() -> list[str]:
+        first, second = await spawn(order), await spawn(order)
+        return [await charge(), await order(), await first, await second]
+
+    rl = await world.open()
+    keys = await (await rl.start(several, id="s")).result("10s")
+    assert len(set(keys)) == 4
 
 
 async def test_current_step_and_its_idempotency_key_are_stable(world: World):

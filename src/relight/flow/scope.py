@@ -32,12 +32,12 @@ class StepInfo(msgspec.Struct, frozen=True, gc=False):
     run_id: str
     step: str  # the step's key in the run's tree
     attempt: int
+    root_id: str  # of the run whose tree this is: the same as run_id, but for child runs
 
     @property
     def idempotency_key(self) -> str:
         """The same for every attempt, also after a crash: hand it to outside services."""
-        root_id, _, _ = self.run_id.partition("/")
-        return f"{root_id}/{self.step}"
+        return f"{self.root_id}/{self.step}"
 
 
 class FlowThread(Protocol):

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from relight.lifecycle.blocking_watch import BlockingWatch, Speaker
+from relight.lifecycle.bodies import Bodies
 
 # This is how asyncio lets others write event loops; uvloop does the same.
 _set_running_loop = asyncio._set_running_loop  # noqa: SLF001
@@ -23,18 +24,20 @@ _set_asyncgen_hooks = sys.set_asyncgen_hooks
 class Floor:
     """One per engine."""
 
-    __slots__ = ("_hooks", "_on_dropped", "_outer", "_watch", "batch", "speaker")
+    __slots__ = ("_bodies", "_hooks", "_on_dropped", "_outer", "_watch", "batch", "speaker")
 
     def __init__(
         self,
         outer: asyncio.AbstractEventLoop,
         on_dropped: Callable[[AsyncGenerator[Any, Any]], None],
         watch: BlockingWatch,
+        bodies: Bodies,
     ) -> None:
         self._outer = outer
         self._hooks: Any = (None, None)  # what the program does with async generators,
         self._on_dropped = on_dropped  # and what is done with those that flow code does not read to their end
         self._watch = watch
+        self._bodies = bodies
         self.speaker: Speaker | None = None  # the run's loop that has it
         self.batch = False  # other runs are about to have it: `leave` is called after the last
 
@@ -51,8 +54,10 @@ class Floor:
         _set_running_loop(loop)
 
     def leave(self) -> None:
-        """The program's loop is the running one again."""
+        """The program's loop is the running one again, and the bodies of steps that flow code has asked for may begin."""
         if self.speaker is not None:
             self.speaker = self._watch.speaker = None
             _set_asyncgen_hooks(*self._hooks)
             _set_running_loop(self._outer)
+            if self._bodies.queue and not self._bodies.looking:
+                self._bodies.look()

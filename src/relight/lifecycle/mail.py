@@ -44,8 +44,9 @@ class Mail:
 
     def told(self, message: Message) -> bool:
         """Pass a message on that this process has just posted, if that is all there is to do. Not if others were posted
-        before it and not heard yet: messages are heard in their order, or a later signal would overtake an earlier one."""
-        if message.id != self._last + 1 or not self._deliver(message):
+        before it and not heard yet: messages are heard in their order, or a later signal would overtake an earlier one. Nor if it
+        may be one that was posted before, and taken in by an earlier life of its run: only the store knows that."""
+        if message.dedup is not None or message.id != self._last + 1 or not self._deliver(message):
             return False
         self._last = message.id
         return True

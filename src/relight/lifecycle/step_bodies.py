@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 async def do_plainly(op: StepOperation) -> None:
     """On the program's loop: call a step's body as it is, with nothing around it. Most end without having waited for anything."""
     run, step, key, run_key = op.run, op.step, op.key, op.scope.run_key
-    CURRENT.set(StepInfo(run.run_id(run_key) if run_key else run.id, key, 1))
+    CURRENT.set(StepInfo(run.run_id(run_key) if run_key else run.id, key, 1, run.id))
     try:
         result = await step.fn(*op.args, **op.kwargs)
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is how that body ended, and nothing else
@@ -129,7 +129,7 @@ async def _attempts(op: StepOperation) -> None:
             await run.confirm()
         if deadline is None:
             deadline = await _announce(op, attempt)
-        info = StepInfo(run.run_id(op.scope.run_key), op.key, attempt)
+        info = StepInfo(run.run_id(op.scope.run_key), op.key, attempt, run.id)
         try:
             completed(op, await _body(op, info, deadline), attempt)
         except (Unwind, asyncio.CancelledError):

@@ -160,10 +160,7 @@ class StepCall(Call):
         # Nearly always. As ask() does, and begin() when the flow is at rest: its body is not looked at before that.
         run.pending[operation.key] = operation
         run.busy += 1
-        bodies = run.services.bodies
-        bodies.queue.append(operation)
-        if not bodies.looking:
-            bodies.look()
+        run.services.bodies.queue.append(operation)  # which is looked at when flow code leaves the floor
         return operation.__await__()
 
 
