@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import apsw
 import pytest
 
 from relight.backends.sqlite import SqliteStore
+from relight.backends.sqlite.connection import connect, transaction
+from relight.backends.sqlite.thread import ConnectionThread
 from relight.testing.conformance.build import FixedClock, created, entries_of, new_run
 
 CHILD = Path(__file__).with_name("sqlite_child.py")
@@ -114,3 +117,30 @@ async def test_a_writer_killed_beside_another_leaves_it_unharmed(path):
     assert len(await store.get_runs([f"survivor-{n}" for n in range(runs)])) == runs
     await store.close()
     assert apsw.Connection(str(path)).pragma("integrity_check") == "ok"
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+async def test_a_child_that_is_forked_in_the_midst_of_writing_can_write(path):
+    """SQLite keeps a file's locks in memory as well: a child would inherit those of a thread that it does not have."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(connection: apsw.Connection) -> None:
+        with transaction(connection):
+            begun.set()
+            assert go_on.wait(10)
+
+    thread = ConnectionThread("writer", lambda: connect(path, create=True), lambda error: error)
+    writing = asyncio.ensure_future(thread.call(slowly))
+    await asyncio.to_thread(begun.wait)
+    threading.Timer(0.2, go_on.set).start()
+    child = os.fork()
+    if child == 0:
+        try:
+            with transaction(connect(path, create=False, busy_retries=10)):
+                os._exit(0)
+        finally:
+            os._exit(1)
+    _, status = await asyncio.to_thread(os.waitpid, child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    await writing
+    await thread.close()

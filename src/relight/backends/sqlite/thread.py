@@ -2,13 +2,18 @@
 
 SQLite calls block, so they may not run on the event loop; and a transaction spread over several hops would hold
 the write lock while the loop is busy with something else.
+
+SQLite keeps the locks of a file in the process's memory as well. A child that is forked in the midst of a transaction would
+inherit them, from a thread that it does not have, and could never write to that file. So os.fork() waits for the job under way.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
+import weakref
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeVar
@@ -22,6 +27,7 @@ T = TypeVar("T")
 
 # A file handle may be dead for good (a network file system's server came back as another): then only a new one helps.
 FAILURES_PER_CONNECTION = 3
+FORK_SECONDS = 10.0  # so long os.fork() waits at most
 
 
 class _Task(NamedTuple):
@@ -50,6 +56,8 @@ class ConnectionThread:
         self._failures = 0  # in a row
         self._closed = False
         self._idle: tuple[Callable[[apsw.Connection], None], float] | None = None
+        self.at_work = threading.Lock()
+        _threads.add(self)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -90,12 +98,17 @@ class ConnectionThread:
             if task is None:
                 continue
             if task.job is None:
-                self._disconnect()
+                with self.at_work:
+                    self._disconnect()
                 _answer(task, None, None)
                 return
             _answer(task, *self._perform(task.job))
 
     def _perform(self, job: Callable[[apsw.Connection], T]) -> tuple[T | None, Exception | None]:
+        with self.at_work:
+            return self._try(job)
+
+    def _try(self, job: Callable[[apsw.Connection], T]) -> tuple[T | None, Exception | None]:
         try:
             if self._connection is None:
                 self._connection = self._connect()
@@ -148,3 +161,26 @@ def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -
         future.set_exception(error)
     else:
         future.set_result(result)
+
+
+# ---- when the process is forked
+
+_threads: weakref.WeakSet[ConnectionThread] = weakref.WeakSet()
+_paused: list[threading.Lock] = []
+_forking = threading.Lock()
+
+
+def _pause_all() -> None:
+    _forking.acquire()
+    locks = [thread.at_work for thread in list(_threads)]
+    _paused.extend(lock for lock in locks if lock.acquire(timeout=FORK_SECONDS))
+
+
+def _go_on() -> None:
+    while _paused:
+        _paused.pop().release()
+    _forking.release()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, where there is no fork
+    os.register_at_fork(before=_pause_all, after_in_parent=_go_on, after_in_child=_go_on)
