@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from relight.durations import Duration
 from relight.errors import RelightError
 from relight.flow.definitions import Flow
-from relight.flow.scope import CURRENT, Scope
+from relight.flow.scope import in_flow_code
 from relight.handle import Handle
 from relight.model.run import ItemResult, Page, Run, Status
 from relight.recovery.explain import Explanation
@@ -94,7 +94,7 @@ class BlockingRelight:
         if self._loop.is_closed():
             operation.close()
             raise RelightError("this Relight is closed: use it inside `with Relight(...)`")
-        if self._pid != os.getpid() or type(CURRENT.get()) is Scope:
+        if self._pid != os.getpid() or in_flow_code():
             operation.close()
             _ = self.relight.services  # says what is wrong
         if threading.get_ident() == self._thread.ident:

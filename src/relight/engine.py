@@ -29,7 +29,7 @@ from relight.errors import (
 from relight.flow import garbage
 from relight.flow.definitions import Flow
 from relight.flow.registry import REGISTRY
-from relight.flow.scope import CURRENT, Scope
+from relight.flow.scope import in_flow_code
 from relight.flow.user_threads import hand_down_context, leave_threads_alone
 from relight.handle import Handle
 from relight.lifecycle.background import Background
@@ -114,6 +114,7 @@ class Relight:
 
     async def open(self) -> None:
         """Open the store and begin to recover what is unfinished in it."""
+        _refuse_flow_code()
         if self._services is not None:
             raise RelightError("this Relight is open already")
         for module in self.config.modules:
@@ -244,11 +245,7 @@ class Relight:
 
     @property
     def services(self) -> Services:
-        if type(CURRENT.get()) is Scope:
-            raise FlowCodeError(
-                "flow code used a Relight, or a handle from it: every replay would do so again. To execute another flow, call it "
-                "(a child run) or spawn() it (a run of its own, with an id); anything else belongs into a step"
-            )
+        _refuse_flow_code()
         if self._pid not in (0, os.getpid()):
             raise RelightError(
                 "this Relight was opened before this process was forked, and its threads and connections stayed with the parent: "
@@ -372,6 +369,14 @@ class Relight:
             raise RunStateError(f"run {row.id!r} is {row.status}: it can no longer be told to {message.kind}")
         message.id = message_id
         await self.orchestrator.told(message)
+
+
+def _refuse_flow_code() -> None:
+    if in_flow_code():
+        raise FlowCodeError(
+            "flow code used a Relight, or a handle from it: every replay would do so again. To execute another flow, call it "
+            "(a child run) or spawn() it (a run of its own, with an id); anything else belongs into a step"
+        )
 
 
 def _status(status: Status | str) -> Status:

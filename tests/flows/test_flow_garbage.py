@@ -182,3 +182,20 @@ async def test_a_run_that_has_ended_is_freed_at_once(world: World):
             await until(lambda live=live: live() is None)
     finally:
         gc.enable()
+
+
+async def test_an_operation_that_was_called_before_is_not_begun_either(world: World):
+    @flow
+    async def innocent() -> str:
+        call = charge()
+        lose(lambda: call)
+        gc.collect()
+        call.close()
+        return await ship()
+
+    CALLS.clear()
+    rl = await world.open()
+    run = await rl.start(innocent)
+    assert await run.result("10s") == "shipped"
+    assert [one.key for one in await world.events(run.id)] == ["", "ship", ""]
+    assert CALLS == []

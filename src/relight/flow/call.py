@@ -20,6 +20,7 @@ from typing import Any, NoReturn, Protocol
 import msgspec
 
 from relight.errors import OutsideRunError, Unwind
+from relight.flow import garbage
 
 
 class Calls(Protocol):
@@ -41,12 +42,12 @@ class Call(msgspec.Struct, eq=False, weakref=True):
     """A Struct, since one is made for every step: see `make`. Python takes it for a coroutine by its methods."""
 
     name: str
+    _code: CodeType  # where it was made: the line is worked out only when somebody wants to know. Early, since it is no data:
+    _instruction: int  # whoever takes a forgotten call for a payload is told so before it comes to the run
     _unawaited: dict[int, Call]
     _number: int  # in there
     _scope: Place
     _count: int  # of calls in that scope
-    _code: CodeType  # where it was made: the line is worked out only when somebody wants to know
-    _instruction: int
     _args: tuple[Any, ...]  # of what awaiting it does
     _begin: Callable[..., Any] | None = None  # which is this: it gives an iterator, or a coroutine
     _iterator: Any = None
@@ -68,6 +69,8 @@ class Call(msgspec.Struct, eq=False, weakref=True):
         return f"{self._code.co_filename}:{line or self._code.co_firstlineno}"
 
     def __await__(self) -> Generator[Any, Any, Any]:
+        if garbage.collector and garbage.runs_this():
+            return for_ever()
         if self._unawaited.pop(self._number, None) is None:
             self.refuse()
         args, self._args = self._args, ()
@@ -120,7 +123,7 @@ def make(run: Calls, name: str, scope: Place, depth: int, begin: Callable[..., A
     scope.calls += 1
     number = next(run.numbers)
     call = Call(
-        name, run.unawaited, number, scope, scope.calls, frame.f_code, frame.f_lasti, (run, scope, *args), begin
+        name, frame.f_code, frame.f_lasti, run.unawaited, number, scope, scope.calls, (run, scope, *args), begin
     )
     run.unawaited[number] = call
     return call

@@ -114,12 +114,12 @@ class Step(Definition[P, R]):
         # As call.make() does, without another call of our own: this is every step.
         call = run.unawaited[number] = run.step_call(
             self.name,
+            frame.f_code,
+            frame.f_lasti,
             run.unawaited,
             number,
             scope,
             count,
-            frame.f_code,
-            frame.f_lasti,
             (run, scope, self, args, kwargs),
         )
         return call if scope.thread is None else scope.perform(call)  # type: ignore[return-value]  # R depends on the caller

@@ -18,7 +18,7 @@ from relight.durations import Duration, parse_duration
 from relight.errors import DefinitionError, OutsideRunError
 from relight.flow import garbage
 from relight.flow.definitions import Flow
-from relight.flow.scope import CURRENT, Scope, StepInfo, current_scope
+from relight.flow.scope import CURRENT, Scope, StepInfo, current_scope, refuse_foreign_thread
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -152,6 +152,7 @@ VALUES: dict[str, tuple[Callable[[Clock, Entropy], Any], Any]] = {
 
 def _value(name: str) -> Any:
     scope = CURRENT.get()
+    refuse_foreign_thread(scope, f"{name}()")
     if type(scope) is Scope and not garbage.runs_this():
         return scope.run.value(scope, name)
     # In no run, or inside a step, where the step's result is what counts: nothing to record.

@@ -207,7 +207,20 @@ class Scope:
         return self.thread.wait(call)
 
 
-CURRENT: contextvars.ContextVar[Scope | StepInfo | None] = contextvars.ContextVar("relight_current", default=None)
+class ForeignThread:
+    """Where code is that runs in a thread which flow code has started itself: see `user_threads`."""
+
+
+FOREIGN_THREAD = ForeignThread()
+CURRENT: contextvars.ContextVar[Scope | StepInfo | ForeignThread | None] = contextvars.ContextVar(
+    "relight_current", default=None
+)
+
+
+def in_flow_code() -> bool:
+    """Whether the code that asks is that of a flow, in whatever thread."""
+    current = CURRENT.get()
+    return type(current) is Scope or current is FOREIGN_THREAD
 
 
 def here(scope: Scope) -> Scope:
@@ -228,6 +241,7 @@ def current_scope(what: str) -> Scope | None:
     current = CURRENT.get()
     if garbage.collector and garbage.runs_this():
         return Scope(_Nobody(what, type(current) is Scope and current.thread is not None), "", "", None)  # type: ignore[arg-type]
+    refuse_foreign_thread(current, what)
     if type(current) is StepInfo:
         raise OutsideRunError(
             f"{what} was called inside step {current.step!r}: a step is the unit that is repeated as a whole, so waiting, "
@@ -248,9 +262,19 @@ class _Nobody:
     sleep = wait_for = foreach = parallel = spawn = join = refuse
 
 
+def refuse_foreign_thread(current: object, name: str) -> None:
+    """Flow code has started a thread, and called an operation there."""
+    if current is FOREIGN_THREAD:
+        raise OutsideRunError(
+            f"{name!r} was called from a thread that is not its flow's: steps in threads of your own cannot be kept in "
+            "order; use parallel() in a sync flow, asyncio.gather in an async one"
+        )
+
+
 def refuse_lost_context(current: object, name: str) -> None:
     """Code on a run's event loop that is in no scope has lost its context (`contextvars.Context().run(charge)`): what it calls
     would be executed unrecorded, and again with every replay."""
+    refuse_foreign_thread(current, name)
     if current is None and getattr(asyncio._get_running_loop(), "is_run_loop", False):  # noqa: SLF001 - the documented twin raises
         raise OutsideRunError(
             f"{name!r} was called in flow code without the flow's context variables: call it in a copy of them"

@@ -18,7 +18,7 @@ import enum
 import inspect
 import math
 import uuid
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from dataclasses import fields, is_dataclass
 from decimal import Decimal
 from pathlib import PurePath
@@ -206,6 +206,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]] | None:
     if isinstance(value, list | tuple | set | frozenset):
         return ((f"[{index}]", part) for index, part in enumerate(value))
     names: Any
+    if isinstance(value, Awaitable):  # a step that was called and not awaited is a struct, too
+        return None
     if isinstance(value, msgspec.Struct):
         names = value.__struct_fields__
     elif is_dataclass(value) and not isinstance(value, type):

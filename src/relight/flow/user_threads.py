@@ -2,8 +2,8 @@
 
 Where code is, is told by a context variable, and a new thread begins with an empty context: a step called in it would look like
 a plain call outside any run, be executed, and be executed again on replay. So while an engine is open, threads and jobs of
-thread pools that flow code starts inherit its context, as those of other languages do. An operation that is called there
-sees a flow which is not this thread's, and raises OutsideRunError. Nothing changes for anybody else's threads.
+thread pools that flow code starts inherit its context, as those of other languages do, with a mark that this is no thread of
+the flow's. An operation that is called there raises OutsideRunError. Nothing changes for anybody else's threads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from relight.flow.scope import CURRENT, Scope
+from relight.flow.scope import CURRENT, FOREIGN_THREAD, in_flow_code
 
 _open_engines = 0
 _lock = threading.Lock()
@@ -23,18 +23,24 @@ _start = threading.Thread.start
 _submit = ThreadPoolExecutor.submit
 
 
+def _context() -> contextvars.Context:
+    context = contextvars.copy_context()
+    context.run(CURRENT.set, FOREIGN_THREAD)
+    return context
+
+
 @functools.wraps(_start)
 def _start_with_context(thread: threading.Thread) -> None:
-    if type(CURRENT.get()) is Scope:
-        thread.run = functools.partial(contextvars.copy_context().run, thread.run)  # type: ignore[method-assign]
+    if in_flow_code():
+        thread.run = functools.partial(_context().run, thread.run)  # type: ignore[method-assign]
     _start(thread)
 
 
 @functools.wraps(_submit)  # type: ignore[arg-type]
 def _submit_with_context(pool: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-    if type(CURRENT.get()) is not Scope:
+    if not in_flow_code():
         return _submit(pool, fn, *args, **kwargs)
-    job = functools.partial(contextvars.copy_context().run, fn)
+    job = functools.partial(_context().run, fn)
     token = CURRENT.set(None)  # a thread that the pool starts for it serves others later
     try:
         return _submit(pool, job, *args, **kwargs)

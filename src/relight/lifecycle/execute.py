@@ -127,7 +127,7 @@ def ended(run: LiveRun) -> None:
     failure: BaseException | None = asyncio.CancelledError() if main.cancelled() else main.exception()
     if failure is None:
         value = main.result()
-    elif run.deadlocked and isinstance(failure, asyncio.CancelledError):
+    if run.deadlocked and (failure is None or isinstance(failure, asyncio.CancelledError)):
         failure = deadlock()
     if isinstance(failure, Unwind) or not replaying.finished(run):
         return  # it was held while its code ran
@@ -145,7 +145,8 @@ def deadlock() -> FlowCodeError:
     """What a flow fails with that nothing can wake."""
     return FlowCodeError(
         "the flow waits for something that nothing in its run can bring about: a future, an event, a lock or a queue that only "
-        "other code could serve; put that into a step, or wait_for() a signal"
+        "other code could serve, or that other code (a step's body, perhaps) has used, as it would not do again on replay; put "
+        "that into a step, return a value from it, or wait_for() a signal"
     )
 
 
@@ -177,7 +178,7 @@ async def call_flow(run: LiveRun, call: Call, parent: Scope | None) -> Any:
             raise
         except BaseException as error:
             if run.stopping is None:
-                _close_forgotten(run, call)
+                _note_forgotten(error, _close_forgotten(run, call))
                 if scope.branches:
                     await run.loop.end_branches(scope)
                 waits.cancel_timers(run, scope)
@@ -208,6 +209,12 @@ def _check_return(run: LiveRun, call: Call, scope: Scope) -> None:
             f"{first.name!r} was called at {first.place} and never awaited, so that it did nothing: write "
             f"`await {first.name}(...)`"
         )
+
+
+def _note_forgotten(error: BaseException, call: Forgotten | None) -> None:
+    """A flow has failed, and had called something without awaiting it: perhaps that is why (`charge() + 1`)."""
+    if call is not None and isinstance(error, Exception):
+        error.add_note(f"{call.name!r} was called at {call.place} and never awaited: was an `await` forgotten?")
 
 
 def _close_forgotten(run: LiveRun, call: Call) -> Forgotten | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from relight.clock import SYSTEM_CLOCK
 from relight.errors import NonDeterminismError, Unwind, VersionMismatchError
+from relight.flow import garbage
 from relight.flow.call import Call, for_ever
 from relight.flow.definitions import Step
 from relight.flow.payloads import rebuild_error
@@ -141,6 +142,8 @@ class StepCall(Call):
     """A step, called in flow code. Awaiting it asks for the step: the hottest code there is, all of it in one function."""
 
     def __await__(self) -> Generator[Any, Any, Any]:
+        if garbage.collector and garbage.runs_this():
+            return for_ever()
         if self._unawaited.pop(self._number, None) is None:
             self.refuse()
         run: LiveRun

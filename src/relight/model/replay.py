@@ -218,6 +218,9 @@ def _created(s: TreeState, n: int, e: j.RunCreated) -> None:
     else:
         s.children[e.key] = e
         s.open[e.key] = Open(n, "run", at=e.at)
+        s.outcomes.pop(
+            e.key, None
+        )  # a retried flow has called it with another input: what it gave before does not count
 
 
 def _run_completed(s: TreeState, n: int, e: j.RunCompleted) -> None:
