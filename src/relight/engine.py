@@ -255,6 +255,11 @@ class Relight:
             raise RelightError(
                 "this Relight is not open: use it inside `async with Relight(...)` or `with Relight(...)`"
             )
+        if asyncio._get_running_loop() not in (None, self._services.loop):  # noqa: SLF001 - the documented twin raises
+            raise RelightError(
+                "this Relight was opened on another event loop, which alone can use it: open one for each asyncio.run(), or use "
+                "the blocking one (`with Relight(...)`) from wherever you are"
+            )
         return self._services
 
     @property

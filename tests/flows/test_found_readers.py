@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from relight import OutsideRunError, Relight, Retry, RunFailedError, flow, foreach, now, step
+from relight import OutsideRunError, Relight, RelightError, Retry, RunFailedError, flow, foreach, now, step
 from tests.flows.ways import Gate
 from tests.flows.world import World, until
 
@@ -169,3 +169,44 @@ async def test_a_flow_whose_event_a_step_has_set_fails_whatever_it_catches(world
         return "set"
 
     assert "other code (a step's body, perhaps) has used" in await failure_of(world, sharing)
+
+
+async def test_only_the_first_steps_of_a_run_that_died_early_may_have_been_in_flight(
+    world: World, caplog: pytest.LogCaptureFixture
+):
+    gate = Gate()
+
+    @flow
+    async def many() -> None:
+        await hold_up()
+        for _ in range(3):
+            await price()
+
+    @step
+    async def hold_up() -> None:
+        await gate.pass_by()
+
+    rl = await world.open()
+    await rl.start(many, id="r")
+    await until(lambda: gate.entered)
+    rl = await world.crash_and_reopen()
+    with caplog.at_level("INFO", logger="relight"):
+        await gate.open(after=2)
+        await (await rl.get("r")).result("10s")
+    assert sum("[STEP_REPEATED]" in line.getMessage() for line in caplog.records) <= 1
+
+
+def test_a_relight_that_another_event_loop_has_opened_is_refused_with_a_sentence():
+    @flow
+    async def sub() -> None:
+        pass
+
+    rl = Relight("memory:")
+    first = asyncio.new_event_loop()
+    try:
+        first.run_until_complete(rl.open())
+        with pytest.raises(RelightError, match="opened on another event loop"):
+            asyncio.run(rl.run(sub))
+        first.run_until_complete(rl.close())
+    finally:
+        first.close()

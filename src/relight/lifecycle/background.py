@@ -14,8 +14,9 @@ T = TypeVar("T")
 
 
 def start_task(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-    """One of the engine's own tasks, in a context of its own: it is part of no run, whoever starts it."""
-    return loop.create_task(work, name=f"relight-{name}", context=contextvars.Context())
+    """One of the engine's own tasks, in a context of its own: it is part of no run, whoever starts it. Made by hand, since the
+    program's task factory may be an eager one, and begin it in the midst of what starts it."""
+    return asyncio.Task(work, loop=loop, name=f"relight-{name}", context=contextvars.Context())
 
 
 class Background:

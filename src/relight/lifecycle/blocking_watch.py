@@ -1,6 +1,6 @@
 """Reports flow code that keeps the program's loop to itself: nothing of any run in the process goes on meanwhile.
 
-A thread looks once a second whether the same stretch of flow code is still running as the last time. It is there only while
+A thread looks four times a second whether the same stretch of flow code is still running as the last time. It is there only while
 flows are executed: after a few idle looks it ends, and the next flow starts another.
 """
 
@@ -13,8 +13,9 @@ from typing import Protocol
 from relight.lifecycle.threads import place_of
 from relight.telemetry import Token, log
 
-LOOK_SECONDS = 1.0
-IDLE_LOOKS = 5
+LONGEST_SECONDS = 1.0
+LOOK_SECONDS = 0.25
+IDLE_LOOKS = 20
 
 
 class Speaker(Protocol):
@@ -43,16 +44,17 @@ class BlockingWatch:
         self._stopped.set()
 
     def _look(self) -> None:
-        seen, reported, idle = -1, -1, 0
+        seen, reported, same, idle = -1, -1, 0, 0
         while not self._stopped.wait(LOOK_SECONDS):
             speaker, stretches = self.speaker, self.stretches
-            if speaker is not None and stretches == seen and stretches != reported:
+            same = same + 1 if speaker is not None and stretches == seen else 0
+            if speaker is not None and same * LOOK_SECONDS >= LONGEST_SECONDS and stretches != reported:
                 reported = stretches
                 log(
                     logging.WARNING,
                     Token.FLOW_BLOCKS,
-                    f"run {speaker.run_id}: its flow has kept the event loop for more than {LOOK_SECONDS:.0f}s without awaiting "
-                    f"anything, at {place_of(self._loop_thread)}; every run of this process stands still meanwhile",
+                    f"run {speaker.run_id}: its flow has kept the event loop for more than {LONGEST_SECONDS:.0f}s without "
+                    f"awaiting anything, at {place_of(self._loop_thread)}; every run of this process stands still meanwhile",
                 )
             idle = idle + 1 if speaker is None and stretches == seen else 0
             if idle >= IDLE_LOOKS:

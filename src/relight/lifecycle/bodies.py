@@ -89,7 +89,7 @@ class Bodies:
             idle.set_result(None)
         else:
             nobody = contextvars.Context()  # this may be flow code: a runner must not keep its run in memory
-            task = self._loop.create_task(self._run(), name="relight-body", context=nobody)
+            task = asyncio.Task(self._run(), loop=self._loop, name="relight-body", context=nobody)  # never an eager one
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard, context=nobody)
 

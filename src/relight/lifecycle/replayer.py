@@ -41,6 +41,7 @@ class Replay:
         self.children: dict[str, RunCreated] = dict(state.children)
         self.unheard = frozenset(state.cancelled.unheard if state.cancelled is not None else ())
         self._items: dict[str, dict[str, bool]] | None = None
+        self._by_path: dict[str, list[str]] | None = None
         # How far it is: see replaying.py.
         self.fetching = False  # the next outcome is being read from the store
         self.redone: Operation | None = None  # is being made anew, since its code has changed
@@ -133,11 +134,15 @@ class Replay:
 
     def left_in(self, scope: Scope) -> str | None:
         """An operation the journal holds for the code of `scope` itself, that the flow ended without asking for."""
-        for key in self._order:
+        if self._by_path is None:  # once: thousands of child runs may end
+            self._by_path = {}
+            for key in self.recorded:
+                self._by_path.setdefault(key.rpartition("/")[0], []).append(key)
+        for key in self._by_path.get(scope.path, ()):
             outcome = self.recorded.get(key)
             if outcome is None or outcome.ending in (Ending.GIVEN_UP, Ending.UNSEEN) or outcome.kind == "item":
                 continue
-            if key.rpartition("/")[0] == scope.path and key not in self.unheard:
+            if key not in self.unheard:
                 return key
         return None
 

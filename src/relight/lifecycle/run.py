@@ -52,7 +52,7 @@ class LiveRun(RunRecord, Asking):
         "cancel_reason", "cancelled", "children", "created", "deadlocked", "departing", "due", "early", "ended",
         "heard", "held", "host", "inflight", "joined", "kept", "left_open", "loop", "mailbox", "main", "main_done",
         "missed", "numbers", "outcome", "overdue", "park_armed", "pending", "recovered", "replay", "restored",
-        "retried", "saying_so", "spun", "step_call", "told", "turns", "unawaited",
+        "retried", "saying_so", "spun", "step_call", "timers", "told", "turns", "unawaited",
     )
     # fmt: on
 
@@ -99,6 +99,7 @@ class LiveRun(RunRecord, Asking):
         self.missed = False  # a message came when the run could no longer hear it
         self.joined = False  # another run waits for this one's end
         self.heard: set[int] = set()  # ids of all messages delivered to this object
+        self.timers: dict[int, dict[waits.LoopTimer, None]] = {}  # see waits.cancel_timers
         self.due: dict[str, float] = {}  # when what waits for a time is due, by key
         self.overdue: list[waits.Alarm] | None = None  # while the run comes back: what has been due meanwhile
 
@@ -255,6 +256,7 @@ class LiveRun(RunRecord, Asking):
                 operation.begin()
             else:
                 self.begin(operation)
+        self.recovered = False  # only what it asks for first may have been in flight
 
     def begin(self, operation: Operation) -> None:
         """Do what the flow has asked for."""

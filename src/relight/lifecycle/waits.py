@@ -153,11 +153,19 @@ class LoopTimer(Wait):
         super().__init__(run, scope, key, seconds)
         self._ready = ready
         self._when = when
+        # The timers of one call of a flow, which end with it.
+        self._siblings = run.timers.setdefault(id(scope.branches), {})
+        self._siblings[self] = None
+
+    def cancel(self, msg: Any = None) -> bool:
+        self._siblings.pop(self, None)
+        return super().cancel(msg)
 
     def journal_beginning(self, until: float | None, now: float) -> None:
         self.run.note(WaitStarted(self.key, self.what, "", until, now))
 
     def tell(self) -> None:
+        self._siblings.pop(self, None)
         if not self.done():
             self.set_result(None)
             self.run.loop.now = max(self.run.loop.now, self._when)
@@ -177,10 +185,8 @@ def start_timer(run: LiveRun, scope: Scope, when: float, seconds: float, ready: 
 
 def cancel_timers(run: LiveRun, scope: Scope) -> None:
     """A call of a flow is over: timers that it has made by `call_later` and left behind end with it, as its tasks do."""
-    if len(run.pending) > 0:
-        left = [one for one in run.pending.values() if type(one) is LoopTimer and one.scope.branches is scope.branches]
-        for timer in left:
-            timer.cancel()
+    for timer in list(run.timers.pop(id(scope.branches), ())):
+        timer.cancel()
 
 
 class Deadline(LoopTimer):

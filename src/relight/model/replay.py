@@ -31,9 +31,6 @@ class Ending(enum.IntEnum):
     UNSEEN = 5  # it ended, but the flow had given up on it before it heard of that
 
 
-_OK = Ending.OK  # to look up a member of an enum takes as long as the rest of a short function
-
-
 class Outcome(msgspec.Struct, array_like=True, gc=False):
     """The recorded end of one operation: what a replayed flow is given instead of doing it again."""
 
@@ -91,9 +88,9 @@ class Cancellation(msgspec.Struct, array_like=True):
 
 def retried_at(retried: Mapping[str, int], key: str) -> int:
     """When the flow around `key` was called again last; 0 if it never was. `retried` is that of a TreeState."""
-    if not retried:
-        return 0
-    return max((at for flow, at in retried.items() if not flow or key.startswith(flow + "/")), default=0)
+    return (
+        max((at for flow, at in retried.items() if not flow or key.startswith(flow + "/")), default=0) if retried else 0
+    )
 
 
 class TreeState(msgspec.Struct):
@@ -215,12 +212,12 @@ def item_index(foreach: str, key: str) -> int | None:
 def _created(s: TreeState, n: int, e: j.RunCreated) -> None:
     if e.key == "":
         s.created = e
-    else:
-        s.children[e.key] = e
-        s.open[e.key] = Open(n, "run", at=e.at)
-        s.outcomes.pop(
-            e.key, None
-        )  # a retried flow has called it with another input: what it gave before does not count
+        return
+    s.children[e.key] = e
+    s.open[e.key] = Open(n, "run", at=e.at)
+    before = s.outcomes.get(e.key)
+    if before is not None and s.is_kept(e.key, before):
+        del s.outcomes[e.key]  # a retried flow has called it with another input: what it gave before does not count
 
 
 def _run_completed(s: TreeState, n: int, e: j.RunCompleted) -> None:
@@ -269,7 +266,7 @@ def _step_retrying(s: TreeState, n: int, e: j.StepRetrying) -> None:
 
 
 def _step_completed(s: TreeState, n: int, e: j.StepCompleted) -> None:
-    s.end(e.key, Outcome(n, "step", _OK, e.output, e.blob, None, e.fingerprint, e.digest, e.attempt))
+    s.end(e.key, Outcome(n, "step", Ending.OK, e.output, e.blob, None, e.fingerprint, e.digest, e.attempt))
 
 
 def _step_failed(s: TreeState, n: int, e: j.StepFailed) -> None:
