@@ -12,7 +12,9 @@ import pytest
 
 from relight import Relight, Retry, flow, step, wait_for
 from relight.backends.sqlite.store import SqliteStore
+from relight.cli.show import _ENDINGS
 from relight.clock import SYSTEM_CLOCK
+from relight.model.replay import Ending
 
 
 @step(retry=Retry(attempts=2))
@@ -121,6 +123,19 @@ def test_show_has_the_row_and_its_operations(folder):
     child = json.loads(relight("show", "parent/cli_child", "--json", cwd=folder).stdout)
     assert (child["root"], child["parent"]) == ("parent", "parent")
     assert [one["key"] for one in child["operations"]] == ["cli_child/cli_add"]
+
+
+def test_show_leaves_out_the_earlier_of_many_operations(folder):
+    every = relight("show", "parent", "--last", "0", cwd=folder).stdout
+    some = relight("show", "parent", "--last", "1", cwd=folder).stdout
+    keys = [one["key"] for one in json.loads(relight("show", "parent", "--json", cwd=folder).stdout)["operations"]]
+    assert all(key in every for key in keys)
+    assert f"{len(keys) - 1} earlier operations are left out" in some
+    assert keys[-1] in some
+
+
+def test_show_has_a_word_for_every_ending():
+    assert set(_ENDINGS) == set(Ending)
 
 
 def test_show_tells_errors_and_waits_to_people(folder):

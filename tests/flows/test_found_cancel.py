@@ -430,3 +430,75 @@ async def test_a_sync_step_that_waits_for_a_thread_does_not_begin_once_its_run_i
     await is_cancelled(run)
     await first.result("10s")
     assert calls == []
+
+
+async def test_a_timeout_in_clean_up_does_not_swallow_the_cancellation(world: World):
+    """asyncio.timeout() raises TimeoutError only if nobody else has asked its task to end meanwhile."""
+    done = list[str]()
+
+    @step
+    async def close(name: str) -> None:
+        done.append(name)
+        if name == "item":
+            await asyncio.Event().wait()
+
+    @flow
+    async def serving() -> None:
+        async def worker(queue: asyncio.Queue[int]) -> None:
+            try:
+                while True:
+                    await queue.get()
+                    try:
+                        async with asyncio.timeout(3):
+                            try:
+                                await hang()
+                            finally:
+                                await close("item")
+                    except TimeoutError:
+                        done.append("swallowed")
+            finally:
+                await close("worker")
+
+        queue = asyncio.Queue[int]()
+        queue.put_nowait(1)
+        task = asyncio.create_task(worker(queue))
+        try:
+            await hang()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await close("top")
+
+    rl = await world.open()
+    run = await rl.start(serving)
+    await until(lambda: at_rest(world, run))
+    await run.cancel("sold")
+    await until(lambda: done == ["item"])
+    world.clock.advance(3)
+    await is_cancelled(run)
+    assert done == ["item", "worker", "top"]
+
+
+async def test_clean_up_that_nothing_can_wake_is_cleaned_up_after(world: World):
+    done = list[str]()
+
+    @step
+    async def release() -> None:
+        done.append("released")
+
+    @flow
+    async def stuck() -> None:
+        try:
+            try:
+                await hang()
+            finally:
+                await asyncio.Event().wait()
+        finally:
+            await release()
+
+    rl = await world.open()
+    run = await rl.start(stuck)
+    await until(lambda: at_rest(world, run))
+    await run.cancel("sold")
+    await is_cancelled(run)
+    assert done == ["released"]

@@ -7,7 +7,19 @@ from typing import Any
 
 import pytest
 
-from relight import OutsideRunError, Relight, RelightError, Retry, RunFailedError, flow, foreach, now, step
+from relight import (
+    OutsideRunError,
+    Relight,
+    RelightError,
+    Retry,
+    RunCancelled,
+    RunCancelledError,
+    RunFailedError,
+    flow,
+    foreach,
+    now,
+    step,
+)
 from tests.flows.ways import Gate
 from tests.flows.world import World, until
 
@@ -210,3 +222,44 @@ def test_a_relight_that_another_event_loop_has_opened_is_refused_with_a_sentence
         first.run_until_complete(rl.close())
     finally:
         first.close()
+
+
+async def test_a_cancelled_foreach_whose_steps_ended_all_the_same_is_the_same_in_every_life(world: World):
+    seen, begun, gate = list[str](), list[int](), Gate()
+
+    @step
+    async def stubborn(n: int) -> int:
+        begun.append(n)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            pass
+        return n
+
+    @step
+    async def clean_up() -> None:
+        await gate.pass_by()
+
+    @flow
+    async def fanning_out() -> None:
+        try:
+            await foreach([1, 2, 3], stubborn, concurrency=3)
+            seen.append("results")
+        except RunCancelled:
+            seen.append("cancelled")
+            raise
+        finally:
+            await clean_up()
+
+    rl = await world.open()
+    run = await rl.start(fanning_out, id="r")
+    await until(lambda: len(begun) == 3)
+    await run.cancel("enough")
+    for life in (1, 2):
+        await until(lambda life=life: len(gate.entered) == life)
+        rl = await world.crash_and_reopen()
+    await gate.open(after=3)
+    with pytest.raises(RunCancelledError):
+        await (await rl.get("r")).result("10s")
+    assert seen == ["cancelled"] * 3
+    assert not any(type(event).__name__ == "ForeachCut" for event in await world.events("r"))

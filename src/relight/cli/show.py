@@ -22,12 +22,16 @@ _ENDINGS = {
     Ending.CANCELLED: "cancelled",
     Ending.TIMED_OUT: "timed out",
     Ending.GIVEN_UP: "given up",
+    Ending.UNSEEN: "not heard of",
 }
 
 
 def show(
     run: Annotated[str, typer.Argument(help="The run's id; a child run's id has its root's before the first slash.")],
     db: Database = None,
+    last: Annotated[
+        int, typer.Option(min=0, help="Of more operations than this, show only the last; 0: all. --json has all.")
+    ] = 1000,
     as_json: AsJson = False,
 ) -> None:
     """Show one run: its row, and every operation in its journal."""
@@ -46,7 +50,7 @@ def show(
     if as_json:
         print(json.dumps({**describe(row), "operations": operations, "journal_error": trouble}, indent=2))
         return
-    _print(row, operations, trouble)
+    _print(row, operations, trouble, last or len(operations))
 
 
 def _operations(state: TreeState, row: Run) -> list[dict[str, Any]]:
@@ -84,7 +88,7 @@ def _begun(key: str, begun: Open) -> dict[str, Any]:
     }
 
 
-def _print(row: Run, operations: list[dict[str, Any]], trouble: str | None) -> None:
+def _print(row: Run, operations: list[dict[str, Any]], trouble: str | None, last: int) -> None:
     console = make_console()
     facts = Table(show_header=False, box=None, pad_edge=False)
     facts.add_column(style="dim")
@@ -109,7 +113,9 @@ def _print(row: Run, operations: list[dict[str, Any]], trouble: str | None) -> N
         console.print(f"[red]its journal cannot be read:[/red] {escape(trouble)}")
     if operations:
         console.print()
-        console.print(_table(operations))
+        if len(operations) > last:
+            console.print(f"[dim]{len(operations) - last} earlier operations are left out; --last 0 shows all[/dim]")
+        console.print(_table(operations[-last:]))
 
 
 def _table(operations: list[dict[str, Any]]) -> Table:

@@ -13,7 +13,7 @@ An operation whose end was recorded before the request, but not told yet, ends w
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from relight.errors import RunCancelled
 from relight.flow.scope import Scope
@@ -25,6 +25,7 @@ from relight.model.run import Message
 from relight.telemetry import Token, log
 
 if TYPE_CHECKING:
+    from relight.lifecycle.loop import FlowTask
     from relight.lifecycle.run import LiveRun
 
 
@@ -57,9 +58,11 @@ async def _pass_on(run: LiveRun) -> None:
 def tell(run: LiveRun) -> None:
     """The flow hears of it."""
     run.cancelled = run.loop.run_cancelled = True
+    tasks = _task_of_each_branch(run)
     for operation in [one for one in run.pending.values() if one.interruptible]:
         operation.scope.hear()
         operation.scope.branch.heard = True
+        _count(operation, tasks.get(operation.scope.branch))
         _interrupt(run, operation)
     run.loop.pump()
     run.services.floor.leave()
@@ -70,6 +73,32 @@ def tell(run: LiveRun) -> None:
             scope.branch.heard = True
             task.cancel_for_good()
     run.loop.let_in()
+
+
+def _task_of_each_branch(run: LiveRun) -> dict[Scope, FlowTask[Any] | None]:
+    """None where tasks of ours are between a branch and its operations."""
+    found: dict[Scope, FlowTask[Any] | None] = {}
+    for task, (scope, _) in run.loop.tasks.items():
+        found[scope.branch] = None if scope.branch in found else task
+    return found
+
+
+def _count(operation: Operation, task: FlowTask[Any] | None) -> None:
+    """To its task this is a cancellation like any other: asyncio.timeout() and TaskGroup look how often it was asked to end. What
+    is raised in it, and when, is for the operation that it waits for to say."""
+    if task is not None:
+        before, operation.interrupted = operation.interrupted, True
+        task.cancel_for_good()
+        operation.interrupted = before
+
+
+def give_up(run: LiveRun) -> None:
+    """Nothing in the run can wake its flow. In a cancelled run, whose tasks are not cancelled twice, they are for once."""
+    if run.main is not None and not run.cancelled:
+        run.main.cancel()
+    elif run.cancelled:
+        for task in reversed(list(run.loop.tasks)):
+            task.cancel_for_good()
 
 
 def reach_the_rest(run: LiveRun) -> bool:

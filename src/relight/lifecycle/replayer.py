@@ -106,9 +106,11 @@ class Replay:
         """It cannot be told yet."""
         self._order.appendleft(key)
 
-    def drop(self, key: str) -> None:
-        """The flow has given up on it, or it does not count any more: it is not told."""
-        self.recorded.pop(key, None)
+    def drop(self, *keys: str) -> None:
+        """It was told, or the flow has given up on it, or it does not count any more: it is not told again. One operation may have
+        several entries."""
+        for key in keys:
+            self.recorded.pop(key, None)
 
     def digest_of(self, key: str) -> str:
         """That of a step's recorded arguments; empty if there are none."""

@@ -113,7 +113,7 @@ def _tell(run: LiveRun, replay: Replay, operation: Operation, outcome: Outcome) 
         replay.put_back(key)
         run.services.background.start(_fetch(run, replay, outcome), "fetch")
         return False
-    replay.drop(key)
+    replay.drop(*operation.entries)
     if key in replay.unheard:
         operation.unheard = True
         return True

@@ -43,7 +43,7 @@ def tell_mark(run: LiveRun, mark: str) -> None:
     elif run.main is not None:
         run.deadlocked = True
         run.saying_so = False
-        run.main.cancel()
+        cancel.give_up(run)
         run.loop.let_in()
 
 

@@ -216,7 +216,7 @@ class LiveRun(RunRecord, Asking):
             if not operation.waiting:
                 self.busy -= 1
         if self.replay is not None:
-            self.replay.recorded.pop(key, None)
+            self.replay.drop(*operation.entries)
         if operation.interrupted:
             operation.set_exception(RunCancelled(self.cancel_reason or "cancelled"))
         elif operation.given_up and operation.error is GIVEN_UP:
@@ -314,7 +314,7 @@ class LiveRun(RunRecord, Asking):
             if not operation.waiting:
                 self.busy -= 1
         if self.replay is not None:
-            self.replay.drop(operation.key)
+            self.replay.drop(*operation.entries)
 
     def stop_reason(self) -> BaseException | None:
         if self.stopping is not None:
