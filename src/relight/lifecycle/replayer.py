@@ -107,8 +107,7 @@ class Replay:
         self._order.appendleft(key)
 
     def drop(self, *keys: str) -> None:
-        """It was told, or the flow has given up on it, or it does not count any more: it is not told again. One operation may have
-        several entries."""
+        """An operation was told, or the flow has given up on it, or it does not count any more: its entries are not told."""
         for key in keys:
             self.recorded.pop(key, None)
 
