@@ -20,7 +20,6 @@ from relight.config import Config, load_config
 from relight.errors import (
     ConfigError,
     DefinitionError,
-    FlowCodeError,
     RelightError,
     RunNotFoundError,
     RunStateError,
@@ -29,7 +28,7 @@ from relight.errors import (
 from relight.flow import garbage
 from relight.flow.definitions import Flow
 from relight.flow.registry import REGISTRY
-from relight.flow.scope import in_flow_code
+from relight.flow.scope import refuse_engine_in_flow_code
 from relight.flow.user_threads import hand_down_context, leave_threads_alone
 from relight.handle import Handle
 from relight.lifecycle.background import Background
@@ -114,7 +113,7 @@ class Relight:
 
     async def open(self) -> None:
         """Open the store and begin to recover what is unfinished in it."""
-        _refuse_flow_code()
+        refuse_engine_in_flow_code()
         if self._services is not None:
             raise RelightError("this Relight is open already")
         for module in self.config.modules:
@@ -245,11 +244,11 @@ class Relight:
 
     @property
     def services(self) -> Services:
-        _refuse_flow_code()
+        refuse_engine_in_flow_code()
         if self._pid not in (0, os.getpid()):
             raise RelightError(
-                "this Relight was opened before this process was forked, and its threads and connections stayed with the parent: "
-                "open one in each process, after the fork"
+                "this Relight was opened before this process was forked, and its threads and connections stayed with the "
+                "parent: open one in each process, after the fork"
             )
         if self._services is None:
             raise RelightError(
@@ -257,8 +256,7 @@ class Relight:
             )
         if asyncio._get_running_loop() not in (None, self._services.loop):  # noqa: SLF001 - the documented twin raises
             raise RelightError(
-                "this Relight was opened on another event loop, which alone can use it: open one for each asyncio.run(), or use "
-                "the blocking one (`with Relight(...)`) from wherever you are"
+                "this Relight was opened on another event loop, which alone can use it: open one for each, or a blocking one"
             )
         return self._services
 
@@ -374,14 +372,6 @@ class Relight:
             raise RunStateError(f"run {row.id!r} is {row.status}: it can no longer be told to {message.kind}")
         message.id = message_id
         await self.orchestrator.told(message)
-
-
-def _refuse_flow_code() -> None:
-    if in_flow_code():
-        raise FlowCodeError(
-            "flow code used a Relight, or a handle from it: every replay would do so again. To execute another flow, call it "
-            "(a child run) or spawn() it (a run of its own, with an id); anything else belongs into a step"
-        )
 
 
 def _status(status: Status | str) -> Status:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from relight.errors import OutsideRunError
+from relight.errors import FlowCodeError, OutsideRunError
 from relight.flow import garbage
 from relight.flow.call import Call, Calls
 
@@ -268,6 +268,15 @@ def refuse_foreign_thread(current: object, name: str) -> None:
         raise OutsideRunError(
             f"{name!r} was called from a thread that is not its flow's: steps in threads of your own cannot be kept in "
             "order; use parallel() in a sync flow, asyncio.gather in an async one"
+        )
+
+
+def refuse_engine_in_flow_code() -> None:
+    """A Relight, or a handle from it, is used."""
+    if in_flow_code():
+        raise FlowCodeError(
+            "flow code used a Relight, or a handle from it: every replay would do so again. To execute another flow, call it "
+            "(a child run) or spawn() it (a run of its own, with an id); anything else belongs into a step"
         )
 
 

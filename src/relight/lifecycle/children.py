@@ -35,7 +35,7 @@ async def call(run: LiveRun, scope: Scope, flow: Flow[..., Any], args: tuple[Any
     begun = run.begun(key)
     inner_args, inner_kwargs = flow.arguments.open(data)
     at = begun.at if begun is not None and begun.at else run.services.clock.now()
-    if run.replay is not None and (key in run.replay.ended_by_itself or key in run.replay.recorded):
+    if run.replay is not None and run.replay.has_ended(key):
         at = run.children[key].at  # it comes to the same end again
     elif begun is None:
         _create(run, scope, flow, key, data, at)

@@ -102,6 +102,10 @@ class Replay:
         """The keys of child runs that have not ended."""
         return [key for key in self.children if key not in self.boxes and key not in self.ended_by_itself]
 
+    def has_ended(self, child: str) -> bool:
+        """Whether a child run that is gone through again has its end in the journal."""
+        return child in self.children and (child in self.ended_by_itself or child in self.recorded)
+
     def put_back(self, key: str) -> None:
         """It cannot be told yet."""
         self._order.appendleft(key)
