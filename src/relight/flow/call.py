@@ -70,7 +70,7 @@ class Call(msgspec.Struct, eq=False, weakref=True):
 
     def __await__(self) -> Generator[Any, Any, Any]:
         if garbage.collector and garbage.runs_this():
-            return for_ever()
+            return garbage.for_ever()
         if self._unawaited.pop(self._number, None) is None:
             self.refuse()
         args, self._args = self._args, ()
@@ -79,7 +79,7 @@ class Call(msgspec.Struct, eq=False, weakref=True):
             begun = self._begin(*args)
         except Unwind as error:
             if error.stubborn:
-                return for_ever()
+                return garbage.for_ever()  # it will not be taken out of memory
             raise
         return begun.__await__() if type(begun) is CoroutineType else begun
 
@@ -127,9 +127,3 @@ def make(run: Calls, name: str, scope: Place, depth: int, begin: Callable[..., A
     )
     run.unawaited[number] = call
     return call
-
-
-def for_ever() -> Generator[Any, Any, Any]:
-    """For code that will not be taken out of memory: it is left here, and thrown away."""
-    while True:
-        yield

@@ -34,14 +34,19 @@ def runs_this() -> bool:
     return collector != 0 and collector == get_ident()
 
 
+def for_ever() -> Generator[Any, Any, Any]:
+    """Where code is left that nobody may let go on: it waits here, and is thrown away."""
+    while True:
+        yield
+
+
 class NeverCalled:
     """What an operation gives to such code."""
 
     __slots__ = ()
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        while True:
-            yield
+        return for_ever()
 
 
 def refuse(name: str, in_sync_code: bool) -> NeverCalled:

@@ -88,7 +88,7 @@ class Bodies:
         if idle is not None and not idle.done():  # done: somebody has cancelled the runner
             idle.set_result(None)
         else:
-            nobody = contextvars.Context()  # this may be flow code: a runner must not keep its run in memory
+            nobody = contextvars.Context()  # whoever calls this: a runner must not keep a run in memory
             task = asyncio.Task(self._run(), loop=self._loop, name="relight-body", context=nobody)  # never an eager one
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard, context=nobody)

@@ -360,7 +360,11 @@ def _conclude(run: LiveRun, value: Any, failure: BaseException | None) -> None:
 
 
 def _end_is_durable(run: LiveRun) -> None:
-    if not run.writer.lost:
-        run.ended = True
+    if run.writer.lost:
+        return
+    run.ended = True
+    try:
         hold.stop_bodies(run)
         run.host.ended(run)
+    except Exception as error:  # noqa: BLE001 - a bug of ours: it is a callback, and nobody else would say so
+        log(logging.CRITICAL, Token.INTERNAL_ERROR, f"the end of run {run.id} broke: {error!r}", error)

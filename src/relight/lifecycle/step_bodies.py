@@ -79,14 +79,14 @@ def completed(op: StepOperation, result: Any, attempt: int) -> None:
         output, blob = Raw(data), ""
     else:
         output, blob = run.payload(data)
-    completed = StepCompleted(op.key, output, blob, step.fingerprint, op.digest, attempt)
+    entry = StepCompleted(op.key, output, blob, step.fingerprint, op.digest, attempt)
     if op.on_result is None:
         op.recorded = True  # as run.record() does
         if run.status is not RUNNING:
             run.set_running()
-        run.writer.add(completed, op)
+        run.writer.add(entry, op)
     else:
-        run.record(completed)
+        run.record(entry)
         op.on_result(data, op.value)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from relight.clock import SYSTEM_CLOCK
 from relight.errors import NonDeterminismError, Unwind, VersionMismatchError
 from relight.flow import garbage
-from relight.flow.call import Call, for_ever
+from relight.flow.call import Call
 from relight.flow.definitions import Step
 from relight.flow.payloads import rebuild_error
 from relight.flow.scope import CURRENT, Scope, here
@@ -143,7 +143,7 @@ class StepCall(Call):
 
     def __await__(self) -> Generator[Any, Any, Any]:
         if garbage.collector and garbage.runs_this():
-            return for_ever()
+            return garbage.for_ever()
         if self._unawaited.pop(self._number, None) is None:
             self.refuse()
         run: LiveRun
@@ -158,7 +158,7 @@ class StepCall(Call):
                 return run.ask(operation)  # type: ignore[return-value]  # an iterator of the same kind
         except Unwind as error:
             if error.stubborn:
-                return for_ever()
+                return garbage.for_ever()  # it will not be taken out of memory
             raise
         # Nearly always. As ask() does, and begin() when the flow is at rest: its body is not looked at before that.
         run.pending[operation.key] = operation
