@@ -57,6 +57,10 @@ class TestInboxes(conformance.InboxSuite):
     pass
 
 
+class TestWakings(conformance.WakingSuite):
+    pass
+
+
 class TestContents(conformance.ContentSuite):
     pass
 

@@ -56,6 +56,10 @@ class TestInboxes(conformance.InboxSuite):
     pass
 
 
+class TestWakings(conformance.WakingSuite):
+    pass
+
+
 class TestContents(conformance.ContentSuite):
     pass
 

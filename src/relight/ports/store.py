@@ -17,6 +17,11 @@ A root that ends, by a commit or by `hold`, tells whoever has joined it: for eac
 with its id goes to the run that asked (`Message.end_of`). A JOIN posted to a run that has ended already is not taken, so
 none is missed. One that has ended with a hold keeps them, and tells again when it has been brought back and ends again.
 
+A message makes its run due, in the transaction that puts it into the inbox: a waiting root that nobody holds has its
+`wake_at` moved to the message's time (JOIN does not), a paused one that nobody holds is pending if the message is one that
+ends a pause. So that a run has something to hear is written down, and no process has to remember it. A run that somebody holds
+is told by its owner, and compared with the inbox when that lets go of it (`RunChange.heard`).
+
 A fenced or refused commit never fails the others in its batch. If the transaction itself fails, `commit` raises
 StoreUnavailableError and the caller knows nothing about the outcome; committing the same batch again resolves it, because
 of the comparison with `after`.
@@ -156,6 +161,11 @@ class MetadataStore(Protocol):
 
     async def inbox(self, root_ids: Sequence[str]) -> list[Message]:
         """The unconsumed messages of these roots, oldest first."""
+        ...
+
+    async def newest_message(self) -> int:
+        """The greatest id of any message there is; 0 without one. Whoever takes a run up reads its inbox, so that a process
+        that has none in memory yet need not hear what was posted before."""
         ...
 
     async def messages_after(self, message_id: int, limit: int) -> list[Message]:

@@ -24,7 +24,7 @@ Mode = Literal["before", "after", "raise", "refuse", "during", "stall", "count"]
 # Operations that change nothing: a death after one of them leaves what a death before it leaves.
 READS = frozenset({
     "get_run", "get_runs", "list_runs", "item_results", "owners", "now", "due", "next_due", "held", "inbox", "messages_after",
-    "read_log", "get_blob", "read", "read_from", "latest_sequence", "get_checkpoint", "list_active_roots",
+    "newest_message", "read_log", "get_blob", "read", "read_from", "latest_sequence", "get_checkpoint", "list_active_roots",
     "leases.get_lease", "leases.list_orchestrators",
 })  # fmt: skip
 
@@ -234,6 +234,9 @@ class CrashingStore:
 
     async def inbox(self, root_ids: Sequence[str]) -> list[Message]:
         return await self._do("inbox", self._inner.inbox(root_ids))
+
+    async def newest_message(self) -> int:
+        return await self._do("newest_message", self._inner.newest_message())
 
     async def messages_after(self, message_id: int, limit: int) -> list[Message]:
         return await self._do("messages_after", self._inner.messages_after(message_id, limit))

@@ -268,6 +268,22 @@ class Data:
         tree.inbox.append(msgspec.structs.replace(message, id=self._last_message))
         if message.dedup is not None:
             tree.told[message.dedup] = self._last_message
+        self._wake(self.unfinished[message.run_id], message)
+        return self._last_message
+
+    def _wake(self, run: Run, message: Message) -> None:
+        """A message makes a run that nobody holds due: see ports/store.py."""
+        if run.owner is not None or message.kind is MessageKind.JOIN:
+            return
+        if run.status is Status.PAUSED and message.kind in ENDS_PAUSE:
+            run.status, run.hold, run.reason = Status.PENDING, None, ""
+        elif run.status is not Status.WAITING:
+            return
+        run.wake_at = message.at if run.wake_at is None else min(run.wake_at, message.at)
+        run.updated_at = max(run.updated_at, message.at)
+
+    @property
+    def newest_message(self) -> int:
         return self._last_message
 
     def _cancel_spawned(self, root_id: str, reason: str) -> None:

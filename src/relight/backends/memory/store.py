@@ -145,6 +145,9 @@ class MemoryStore:
         found = [copy(message) for tree in trees for message in tree.inbox]
         return sorted(found, key=lambda message: message.id)
 
+    async def newest_message(self) -> int:
+        return self.data.newest_message
+
     async def messages_after(self, message_id: int, limit: int) -> list[Message]:
         roots = [*self.data.unfinished, *self.data.resumable]
         found = [message for root_id in roots for message in self.trees[root_id].inbox if message.id > message_id]

@@ -133,6 +133,9 @@ SELECT i.id, r.id, i.kind, i.name, i.payload, i.payload_blob, i.dedup, i.at
 FROM relight.runs AS r JOIN relight.inbox AS i ON i.run = r.key AND NOT i.consumed
 WHERE r.id = ANY ($1::text[]) ORDER BY i.id;
 
+-- name: newest_message
+SELECT coalesce(max(id), 0) FROM relight.inbox;
+
 -- name: messages_after
 SELECT i.id, r.id, i.kind, i.name, i.payload, i.payload_blob, i.dedup, i.at
 FROM relight.inbox AS i JOIN relight.runs AS r ON r.key = i.run

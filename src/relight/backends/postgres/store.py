@@ -191,6 +191,11 @@ class PostgresStore:
     async def inbox(self, root_ids: Sequence[str]) -> list[Message]:
         return [message_from(row) for row in await self._pool.fetch(self._sql["inbox"], root_ids)]
 
+    async def newest_message(self) -> int:
+        (row,) = await self._pool.fetch(self._sql["newest_message"])
+        newest: int = row[0]
+        return newest
+
     async def messages_after(self, message_id: int, limit: int) -> list[Message]:
         rows = await self._pool.fetch(self._sql["messages_after"], message_id, limit)
         return [message_from(row) for row in rows]

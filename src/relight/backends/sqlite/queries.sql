@@ -195,6 +195,9 @@ FROM json_each(?) AS wanted CROSS JOIN runs AS r ON r.id = wanted.value
 CROSS JOIN inbox AS i INDEXED BY inbox_open ON i.run = r.key AND i.consumed = 0
 ORDER BY i.id;
 
+-- name: newest_message
+SELECT max(id) FROM inbox;
+
 -- name: messages_after
 SELECT i.id, r.id, i.kind, i.name, i.payload, i.payload_blob, i.dedup, i.at
 FROM inbox AS i INDEXED BY inbox_news CROSS JOIN runs AS r ON r.key = i.run

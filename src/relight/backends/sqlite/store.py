@@ -225,6 +225,9 @@ class SqliteStore:
         wanted = json_array(root_ids)
         return await self._read(lambda db: read.messages(db, "inbox", (wanted,)))
 
+    async def newest_message(self) -> int:
+        return await self._read(lambda db: read.value(db, "newest_message") or 0)
+
     async def messages_after(self, message_id: int, limit: int) -> list[Message]:
         return await self._read(lambda db: read.messages(db, "messages_after", (message_id, limit)))
 

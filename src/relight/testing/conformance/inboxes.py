@@ -314,3 +314,10 @@ class InboxSuite(Suite):
         row = await run_of(store, "told")
         assert (row.status, row.hold, row.owner) == (Status.PENDING, None, None)
         assert row.wake_at is not None
+
+    async def test_the_newest_message(self, store: Store) -> None:
+        assert await store.newest_message() == 0
+        await created(store, new_run("a"))
+        (first, second) = await store.post([signal("a"), signal("a")])
+        assert first is not None
+        assert await store.newest_message() == second

@@ -1,0 +1,18 @@
+-- A message makes a run that nobody holds due, in the transaction that puts it into the inbox: see ports/store.py. A trigger,
+-- because messages are put there by several statements, and a run that one of them forgot would wait for ever.
+CREATE TRIGGER inbox_wakes AFTER INSERT ON inbox WHEN NEW.kind <> 'join'
+BEGIN
+    UPDATE runs SET wake_at = min(coalesce(wake_at, NEW.at), NEW.at), updated_at = max(updated_at, NEW.at),
+        status = iif(status = 'paused', 'pending', status), hold = iif(status = 'paused', NULL, hold),
+        reason = iif(status = 'paused', '', reason)
+    WHERE key = NEW.run AND root_id IS NULL AND owner IS NULL
+        AND (status = 'waiting' OR (status = 'paused' AND NEW.kind IN ('resume', 'cancel')));
+END;
+
+-- What was told before this was so. updated_at has passed by any clock.
+UPDATE runs SET wake_at = min(coalesce(wake_at, updated_at), updated_at)
+WHERE root_id IS NULL AND owner IS NULL AND status = 'waiting'
+    AND EXISTS (SELECT 1 FROM inbox WHERE inbox.run = runs.key AND consumed = 0 AND kind <> 'join');
+UPDATE runs SET wake_at = updated_at, status = 'pending', hold = NULL, reason = ''
+WHERE root_id IS NULL AND owner IS NULL AND status = 'paused'
+    AND EXISTS (SELECT 1 FROM inbox WHERE inbox.run = runs.key AND consumed = 0 AND kind IN ('resume', 'cancel'));
