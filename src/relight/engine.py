@@ -6,12 +6,11 @@ import asyncio
 import contextlib
 import datetime as dt
 import importlib
-import itertools
 import os
 import re
-import signal
 import socket
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Self
 
 from relight.blocking import BlockingRelight
@@ -23,7 +22,6 @@ from relight.errors import (
     RelightError,
     RunNotFoundError,
     RunStateError,
-    StoreUnavailableError,
 )
 from relight.flow import garbage
 from relight.flow.definitions import Flow
@@ -36,6 +34,7 @@ from relight.lifecycle.blocking_watch import BlockingWatch
 from relight.lifecycle.bodies import Bodies
 from relight.lifecycle.floor import Floor
 from relight.lifecycle.fork import fork
+from relight.lifecycle.health import Health, health_of, let_go_when_broken, report_failure
 from relight.lifecycle.keeper import Keeper
 from relight.lifecycle.loop import close_generator
 from relight.lifecycle.orchestrator import Orchestrator
@@ -53,6 +52,8 @@ from relight.recovery.explain import Explanation, explain
 from relight.recovery.orphans import OrphanRecovery
 from relight.recovery.plan import Planned, incomplete, plan
 from relight.recovery.resume import resume
+from relight.stop_signal import stop_signal
+from relight.supervisor import Part, Supervisor
 
 CLOCK_SECONDS = 60.0  # between two looks at the server's clock
 
@@ -139,6 +140,7 @@ class Relight:
         owner = f"{self.config.orchestrator_id or socket.gethostname()}#{self._entropy.uuid().hex[:12]}"
         watch, bodies = BlockingWatch(), Bodies(loop)
         floor = Floor(loop, close_generator, watch, bodies)
+        supervisor = Supervisor(report_failure)
         services = Services(
             store=store,
             keeper=Keeper(
@@ -147,8 +149,9 @@ class Relight:
                 this_process(owner),
                 self.config.recovery.lease_ttl_seconds,
                 drives=self.config.drive,
+                supervisor=supervisor,
             ),
-            recorder=Recorder(store, loop, floor),
+            recorder=Recorder(store, loop, floor, supervisor),
             clock=await self._clock_of(store, clock),
             entropy=self._entropy,
             threads=Threads(loop, self.config.max_threads),
@@ -156,16 +159,19 @@ class Relight:
             floor=floor,
             watch=watch,
             background=Background(loop),
+            supervisor=supervisor,
             registry=REGISTRY,
             config=self.config,
             metrics=Metrics(),
             owner=owner,
             loop=loop,
         )
+        let_go_when_broken(supervisor, services.keeper)
         orchestrator = Orchestrator(services)
         recovery = OrphanRecovery(orchestrator)
         try:
             await services.keeper.start(recovery)
+            await orchestrator.mail.begin()
         except BaseException:
             services.keeper.fall_silent()  # broken off half-way, its thread would keep a session alive that does nothing
             bury(owner)
@@ -177,7 +183,7 @@ class Relight:
         services.recorder.start()
         orchestrator.start()
         if isinstance(services.clock, StoreClock):
-            services.background.start(_follow(store, services.clock), "clock")
+            supervisor.keep("clock", partial(_follow, store, services.clock), essential=False)
         if self._recovers:
             REGISTRY.listen(orchestrator.lookout.flow_registered)
             recovery.start()
@@ -185,22 +191,7 @@ class Relight:
     async def signalled(self) -> None:
         """Until SIGTERM or SIGINT: `async with Relight(...) as rl: await rl.signalled()` is a whole orchestrator, which then
         closes gracefully. A second signal ends the process at once, which is as safe as any crash. Main thread only."""
-        loop = asyncio.get_running_loop()
-        told = asyncio.Event()
-        count = itertools.count()
-
-        def tell(*_: object) -> None:
-            if next(count) > 0:
-                os._exit(1)
-            loop.call_soon_threadsafe(told.set)
-
-        # Both kinds of handlers. The loop's own wakes an idle loop whichever thread the system hands the signal to: Python runs
-        # handlers in the main thread alone, and that one sleeps on. But a step may be blocking the loop, and the second
-        # signal must get through.
-        for one in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(one, told.set)
-            signal.signal(one, tell)
-        await told.wait()
+        await stop_signal()
 
     @property
     def store_name(self) -> str:
@@ -233,6 +224,7 @@ class Relight:
             await services.background.stop()
             await services.bodies.stop()
             await services.recorder.stop()
+            await services.supervisor.stop()
             await services.keeper.stop()
             await services.store.close()
         finally:
@@ -265,6 +257,10 @@ class Relight:
         _ = self.services
         assert self._orchestrator is not None
         return self._orchestrator
+
+    def health(self) -> Health:
+        """How this process is: its lease, its commits, its long-lived tasks. Answers at once, whatever the store does."""
+        return health_of(self.services, self.orchestrator.live)
 
     @property
     def fault(self) -> str | None:
@@ -382,12 +378,12 @@ def _status(status: Status | str) -> Status:
         raise ConfigError(f"list(status={status!r}): there is no such status; there are {known}") from None
 
 
-async def _follow(store: Store, clock: StoreClock) -> None:
-    """Ask the server for its time now and then: clocks drift, and are set."""
+async def _follow(store: Store, clock: StoreClock, part: Part) -> None:
+    """Ask the server for its time now and then: clocks drift, and are set. Until it answers, the last offset serves on."""
     never = asyncio.Event()
     while True:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOCK_SECONDS):
                 await never.wait()
-        with contextlib.suppress(StoreUnavailableError):  # then the last offset serves on
-            await clock.follow(store.now)
+        await clock.follow(store.now)
+        part.well()

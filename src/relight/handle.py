@@ -175,6 +175,7 @@ _HELD: dict[Hold, type[RelightError]] = {
     Hold.VERSION: VersionMismatchError,
     Hold.NONDETERMINISM: NonDeterminismError,
     Hold.POISON: RunStateError,
+    Hold.REFUSED: RunStateError,
 }
 
 

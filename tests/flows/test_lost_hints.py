@@ -16,7 +16,7 @@ from tests.flows.world import until
 class DeafStore(SqliteStore):
     """Never tells that anybody else has written."""
 
-    def watch(self, changed: object) -> None:
+    def watch(self, changed: object, supervisor: object = None) -> None:
         pass
 
 

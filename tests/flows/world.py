@@ -26,6 +26,7 @@ from relight.model.journal import AnyEvent, Journal, decode_event
 from relight.model.replay import TreeState, restore
 from relight.model.run import News
 from relight.process import bury
+from relight.supervisor import Supervisor
 from relight.testing.clock import FakeClock
 from relight.testing.servers.postgres import PostgresServer
 
@@ -56,8 +57,8 @@ class MortalStore:
         self.slow = slow
         self.dead = False
 
-    def watch(self, changed: Callable[[News], None]) -> None:
-        self.inner.watch(lambda news: None if self.dead else changed(news))
+    def watch(self, changed: Callable[[News], None], supervisor: Supervisor | None = None) -> None:
+        self.inner.watch(lambda news: None if self.dead else changed(news), supervisor)
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.inner, name)
@@ -160,19 +161,16 @@ class World:
         bury(services.owner)
         with contextlib.suppress(ValueError):
             REGISTRY.unlisten(orchestrator.lookout.flow_registered)
-        assert engine._recovery is not None
-        tasks: list[asyncio.Task[Any] | None] = [
-            *services.recorder._tasks,
-            orchestrator.lookout._task,
-            engine._recovery._task,
-        ]
-        tasks += [*services.background._tasks, *services.bodies.tasks]
+        tasks: list[asyncio.Task[Any]] = [*services.background._tasks, *services.bodies.tasks]
         for run in orchestrator.live.values():
             run.stopping, run.departing = "crashed", True
             hold.stop_bodies(run)
             run.loop.unwind("crashed")
             run.turns.unwind("crashed")
-        left = {task for task in tasks if task is not None and not task.done()}
+        for task in tasks:
+            task.cancel()
+        await services.supervisor.stop()
+        left = {task for task in tasks if not task.done()}
         deadline = time.monotonic() + DEADLINE_SECONDS
         while (
             left and time.monotonic() < deadline

@@ -12,8 +12,8 @@ from relight import Relight
 from relight.backends.memory import MemoryLeases, MemoryStore
 from relight.clock import SYSTEM_CLOCK
 from relight.errors import LeasesUnavailableError
-from relight.lifecycle.keeper import end
 from relight.model.lease import Lease
+from relight.supervisor import Supervisor
 from tests.flows.world import until
 
 
@@ -63,14 +63,15 @@ async def test_an_opening_that_is_broken_off_leaves_no_heartbeats_behind(tmp_pat
 
 
 async def test_a_task_that_swallows_a_cancellation_is_cancelled_again():
-    async def stubborn() -> None:
+    async def stubborn(_: object) -> None:
         for _ in range(2):
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.Event().wait()
         await asyncio.Event().wait()
 
-    task = asyncio.create_task(stubborn())
+    part = Supervisor().keep("stubborn", stubborn)
     await asyncio.sleep(0)
     async with asyncio.timeout(5):
-        await end(task)
-    assert task.cancelled()
+        await part.stop()
+    assert part.task is not None
+    assert part.task.cancelled()

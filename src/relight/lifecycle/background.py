@@ -1,11 +1,13 @@
-"""Tasks of the engine that nobody awaits: kept alive here, and their errors are not lost."""
+"""Tasks of the engine that nobody awaits and that end by themselves: kept alive here, and their errors are not lost.
+
+Those that never end are the supervisor's."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from relight.telemetry import Token, log
@@ -26,15 +28,20 @@ class Background:
         self._loop = loop
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def start(self, work: Coroutine[Any, Any, Any], name: str) -> None:
+    def start(
+        self, work: Coroutine[Any, Any, Any], name: str, broke: Callable[[BaseException], None] | None = None
+    ) -> None:
+        """`broke` is told of an error: something else waits for what this task was to do."""
         task = start_task(self._loop, work, name)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(lambda task: self._ended(task, broke))
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _ended(self, task: asyncio.Task[Any], broke: Callable[[BaseException], None] | None) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log(logging.CRITICAL, Token.INTERNAL_ERROR, f"{task.get_name()} broke: {error!r}", error)
+            if broke is not None:
+                broke(error)
 
     async def stop(self) -> None:
         """Cancel what is left, and wait for it."""

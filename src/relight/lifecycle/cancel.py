@@ -156,7 +156,7 @@ def _force(run: LiveRun) -> None:
         assert run.cancel_reason is not None
         hold.conclude(run, j.RunCancelled("", run.cancel_reason, run.services.clock.now()), reason=run.cancel_reason)
 
-    run.services.background.start(hold.depart(run, "cancelled", 0.0, write), "cancel")
+    run.services.background.start(hold.depart(run, "cancelled", 0.0, write), "cancel", run.broke)
 
 
 def raise_if_told(run: LiveRun, scope: Scope) -> None:

@@ -1,7 +1,8 @@
-"""Doubts: creations and claims that were reported as failed, and may have been written all the same.
+"""Doubts: runs that may be ours in the store, and are not in memory here.
 
-The answer was lost, or the store failed half-way. What is ours after all must be driven, or nobody would: to everybody else
-its owner is alive.
+A creation or a claim was reported as failed, and may have been written all the same: the answer was lost, or the store failed
+half-way. Or a bug has dropped a run from memory. What is ours must be driven, or nobody would: to everybody else its owner is
+alive. A doubt is forgotten only when the store has said that the run is not ours, or when it is in memory.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
-from relight.errors import StoreError
 from relight.lifecycle.recover import take_up
 
 if TYPE_CHECKING:
     from relight.lifecycle.orchestrator import Orchestrator
+
+PAGE_LIMIT = 1000  # runs read at once when all of our own are looked at
 
 
 class Doubts:
@@ -27,23 +29,46 @@ class Doubts:
     def __contains__(self, run_id: str) -> bool:
         return run_id in self._doubtful
 
+    def __len__(self) -> int:
+        return len(self._doubtful)
+
     def add(self, run_ids: Sequence[str], *, crashed: bool) -> None:
         """Whether this process owns these runs is unknown; look, once the store answers again."""
         self._doubtful.update(dict.fromkeys(run_ids, crashed))
 
+    async def look_for_lost(self) -> None:
+        """Everything in our name that is not in memory."""
+        services, after = self._orchestrator.services, None
+        while True:
+            rows = await services.store.list_active_roots(services.owner, after, PAGE_LIMIT)
+            self.add([row.id for row in rows if not self._orchestrator.has(row.id)], crashed=True)
+            if len(rows) < PAGE_LIMIT:
+                return
+            after = rows[-1].id
+
     async def resolve(self) -> None:
-        """Take up what is ours."""
-        if not self._doubtful:
-            return
+        """Take up what is ours, as far as there is room."""
         services = self._orchestrator.services
-        doubtful, self._doubtful = self._doubtful, {}
-        try:
-            rows = await services.store.get_runs(list(doubtful))
-            # One that is being created once more is driven by that, unless it is there already: it stays in doubt till then.
-            self._doubtful |= {run_id: doubtful[run_id] for run_id in doubtful if run_id in self._creating}
-            ours = [row for row in rows if row.owner == services.owner and row.id not in self._doubtful]
-            await take_up(self._orchestrator, [row for row in ours if not doubtful[row.id]], crashed=False)
-            await take_up(self._orchestrator, [row for row in ours if doubtful[row.id]], crashed=True)
-        except StoreError:
-            self._doubtful = doubtful | self._doubtful
-            raise
+        for run_id in [run_id for run_id in self._doubtful if run_id in self._orchestrator.live]:
+            del self._doubtful[run_id]
+        # One that is being created once more is driven by that, unless it is there already: it stays in doubt till then.
+        ready = [run_id for run_id in self._doubtful if not self._arriving(run_id)][: max(self._orchestrator.room, 0)]
+        if not ready or not services.keeper.held:
+            return
+        # Read after we have seen that they are not in memory: a row read before may be of one that was parked since.
+        rows = {row.id: row for row in await services.store.get_runs(ready)}
+        ours = []
+        for run_id in ready:
+            row = rows.get(run_id)
+            if row is None or row.owner != services.owner or row.status.terminal:
+                self._doubtful.pop(run_id, None)
+            elif not self._arriving(run_id):
+                ours.append(row)
+        crashed = {row.id: self._doubtful[row.id] for row in ours if row.id in self._doubtful}
+        for was_crashed in (False, True):
+            some = [row for row in ours if crashed.get(row.id) is was_crashed]
+            if some:
+                await take_up(self._orchestrator, some, crashed=was_crashed)
+
+    def _arriving(self, run_id: str) -> bool:
+        return run_id in self._creating or run_id in self._orchestrator.taking

@@ -81,7 +81,7 @@ def drive(run: LiveRun, flow: Flow[..., Any]) -> None:
     """On the program's loop: call the flow's code, at once if nothing has to be read from the store for that."""
     assert run.created is not None
     if run.created.input_blob or run.kept:
-        run.services.background.start(_read_and_begin(run, flow), "drive")
+        run.services.background.start(_read_and_begin(run, flow), "drive", run.broke)
     else:
         _begin(run, flow, bytes(run.created.input))
 

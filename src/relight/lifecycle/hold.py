@@ -52,7 +52,7 @@ def _check_parking(run: LiveRun) -> None:
     run.park_armed = False
     if run.over or run.stopping is not None or run.cancel_reason is not None or not run.blocked:
         return  # when it is blocked again, this is considered again
-    run.services.background.start(park(run), "park")
+    run.services.background.start(park(run), "park", run.broke)
 
 
 async def park(run: LiveRun) -> None:
@@ -82,7 +82,7 @@ def _begin_departure(run: LiveRun, reason: str) -> bool:
     run.departing = True
     if run.early:  # it never gets to hear these: they stay in the inbox
         run.missed = True
-        run.heard.difference_update(message.id for message in run.early)
+        run.heard = run.early[0].id - 1
     if run.stopping is None and run.writer.notes:
         run.writer.flush()
     run.stopping = run.stopping or reason
@@ -175,7 +175,30 @@ def _say_stuck(run: LiveRun) -> None:
 
 def depart_by_itself(run: LiveRun) -> None:
     """It cannot go on: held, or its entries could not be written."""
-    run.services.background.start(depart(run, run.stopping or "stopped", PARK_GRACE_SECONDS), "depart")
+    run.services.background.start(depart(run, run.stopping or "stopped", PARK_GRACE_SECONDS), "depart", run.broke)
+
+
+def failed(run: LiveRun) -> None:
+    """The recorder gave up on what the run did last, its end perhaps: it must not go on as if that were written."""
+    run.stopping = run.stopping or "its entries could not be written by this process"
+    run.outcome = None
+    if not run.departing:
+        run.over = False  # its end was on its way
+        depart_by_itself(run)
+
+
+def broke(run: LiveRun, error: BaseException) -> None:
+    """A bug of ours in what was to be done for this run. It is dropped from memory, by force if leaving is what broke: the
+    orchestrator finds that it is still ours in the store, and brings it back."""
+    if run.ended or run.host.has_left(run):
+        return
+    if not run.departing:
+        run.writer.abandon(error)
+        return
+    run.writer.abandon(error)
+    run.over = True
+    stop_bodies(run)
+    run.host.left(run)
 
 
 def fenced(run: LiveRun, refused: bool) -> None:
@@ -191,7 +214,7 @@ def fenced(run: LiveRun, refused: bool) -> None:
     run.over = False
     stop_bodies(run)
     if not run.departing:
-        run.services.background.start(depart(run, "fenced", PARK_GRACE_SECONDS), "depart")
+        run.services.background.start(depart(run, "fenced", PARK_GRACE_SECONDS), "depart", run.broke)
 
 
 async def _note_fenced(run: LiveRun) -> None:
@@ -214,7 +237,7 @@ def attend(run: LiveRun, message: Message) -> None:
     if message.kind is MessageKind.PAUSE:
         # At once: parked in between, it would have heard of it and not done it.
         if _begin_departure(run, "paused"):
-            run.services.background.start(_pause(run, message), "pause")
+            run.services.background.start(_pause(run, message), "pause", run.broke)
     elif message.kind is MessageKind.RESUME:  # it is in memory, so it has been
         run.writer.consume([message.id])
 
@@ -249,11 +272,13 @@ _STATUS = {j.RunCompleted: Status.COMPLETED, j.RunFailed: Status.FAILED, j.RunCa
 
 def conclude(run: LiveRun, event: j.RunCompleted | j.RunFailed | j.RunCancelled, **fields: Any) -> None:
     """A root run's end, as one commit: the final entry, the status, and the message to whoever spawned it."""
-    status = _STATUS[type(event)]
     run.writer.add(event)
+    end(run, _STATUS[type(event)], event.at, **fields)
+
+
+def end(run: LiveRun, status: Status, at: float, **fields: Any) -> None:
+    """What every end of a root run writes beside its final entry. Whoever spawned it is told, always: it waits, perhaps."""
     run.change(status, **fields)
-    run.outcome = msgspec.structs.replace(
-        run.row, status=status, updated_at=event.at, owner=None, wake_at=None, **fields
-    )
+    run.outcome = msgspec.structs.replace(run.row, status=status, updated_at=at, owner=None, wake_at=None, **fields)
     if run.row.parent_id is not None:
-        run.writer.send(Message.end_of(run.id, run.writer.epoch, event.at, to=run.row.parent_id))
+        run.writer.send(Message.end_of(run.id, run.writer.epoch, at, to=run.row.parent_id))

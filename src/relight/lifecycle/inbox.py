@@ -16,9 +16,9 @@ def deliver(run: LiveRun, message: Message) -> None:
     if run.stopping is not None or run.over:
         run.missed = True  # it stays in the inbox, and is looked for there once the run has left
         return
-    if message.id in run.heard:
+    if message.id <= run.heard:
         return  # loading the inbox and hearing of it may overlap
-    run.heard.add(message.id)
+    run.heard = message.id
     if run.replay is not None or run.main is None:
         run.early = [*run.early, message]
         if message.kind is MessageKind.PAUSE:  # it need not come back first
@@ -35,8 +35,8 @@ def listen(run: LiveRun) -> None:
 
 
 def _hear(run: LiveRun, message: Message) -> None:
-    if run.stopping is not None:
-        run.missed = True
+    if run.stopping is not None:  # since what came before it: it stays in the inbox
+        run.missed, run.heard = True, min(run.heard, message.id - 1)
     elif message.kind is MessageKind.SIGNAL or message.kind is MessageKind.ENDED:
         run.mailbox.append(message)
         waits.hand_over(run)

@@ -8,6 +8,9 @@ that it stops driving before anybody else begins; and told again when one succee
       ├──────────────────┼─────────────────────────────┤
        heartbeats succeed  the engine lets its runs go   others may claim them
 
+A process that cannot do its work (`Supervisor`: a part that cannot be kept alive) gives its lease away: `withhold` has every
+run let go, then ends the session, until `go_on`.
+
 Time is real here, also under a test's clock: what it measures is the life of a process, not a schedule.
 """
 
@@ -19,13 +22,14 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from relight.clock import SYSTEM_CLOCK
 from relight.errors import LeasesUnavailableError, RelightError
-from relight.lifecycle.patience import Patience
-from relight.model.lease import Orphaned, Process
+from relight.lifecycle.heir import Heir, Nobody
+from relight.model.lease import Process
 from relight.ports.leases import LeaseManager
+from relight.supervisor import Part, Supervisor
 from relight.telemetry import Token, log
 
 T = TypeVar("T")
@@ -35,35 +39,28 @@ RELEASES_AT_ONCE = 50
 # What each part of stopping may take, whatever the manager's server does.
 RELEASE_SECONDS = 3.0
 STOP_SECONDS = 3.0
-CANCEL_SECONDS = 0.1  # between two cancellations of one task
-
-
-class Heir(Protocol):
-    """Who is told by the keeper, on the engine's loop."""
-
-    def lease_lost(self) -> None:
-        """It could not be renewed and lapses soon: let go of every run, and take none."""
-        ...
-
-    def lease_regained(self, lapsed: bool) -> None:
-        """It is renewed after it was lost, or (`lapsed`) after it had lapsed, so that others may have claimed runs."""
-        ...
-
-    def orphans(self, orphaned: Orphaned) -> None:
-        """Somebody's session has ended."""
-        ...
+WATCH_AGAIN_SECONDS = 0.1  # after the manager has ended a watch
 
 
 class Keeper:
     """One per engine. `held` tells, at any time and from any thread, whether the lease is ours for sure."""
 
     def __init__(
-        self, leases: LeaseManager, owner: str, process: Process, ttl_seconds: float, *, drives: bool = True
+        self,
+        leases: LeaseManager,
+        owner: str,
+        process: Process,
+        ttl_seconds: float,
+        *,
+        drives: bool = True,
+        supervisor: Supervisor | None = None,
     ) -> None:
         self.leases = leases
         self._drives = drives  # False: no session, only questions
         self.owner = owner
         self._process = process
+        self._supervisor = supervisor or Supervisor()
+        self._part = self._supervisor.part("keeper", essential=False)
         self._ttl = ttl_seconds
         self._monotonic = SYSTEM_CLOCK.monotonic
         # Raised, before valid_until is moved, whenever the lease is renewed after it had lapsed: what was claimed under an
@@ -71,13 +68,16 @@ class Keeper:
         self.generation = 0
         self.valid_until = 0.0  # by the monotonic clock: until then nobody else may claim our runs
         self._lost = False
-        self._heir: Heir | None = None
+        self._withheld = ""  # why this process gives its lease away; "" while it keeps it
+        self._pause = ttl_seconds / 3  # before the next heartbeat
+        self._heir: Heir = Nobody()
         self._engine: asyncio.AbstractEventLoop | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._ready: asyncio.Future[None] | None = None
+        self._began = False  # the session has begun, once
         self._silent = False  # it shall stop, said also before its loop is there to hear it
-        self._stop = asyncio.Event()
+        self._stop, self._hurry = asyncio.Event(), asyncio.Event()
         self._attach: dict[str, bool] = {}  # run ids to acquire (True) or release (False), not done yet,
         self._attach_lock = threading.Lock()  # shared by the two threads
         self._attach_wanted = asyncio.Event()
@@ -166,40 +166,78 @@ class Keeper:
     def fall_silent(self) -> None:
         """No more heartbeats, and nothing is released: as when the process is killed."""
         self._silent = True
+        self._in_thread(self._fall_silent)
+
+    def _fall_silent(self) -> None:
+        self._stop.set()
+        self._hurry.set()
+
+    def withhold(self, why: str) -> None:
+        """From any thread: this process cannot do its work. Its runs are let go of, and its session ends, until `go_on`."""
+        self._withheld = why
+        self._in_thread(self._hurry.set)
+
+    def go_on(self) -> None:
+        """From any thread: it can again."""
+        self._withheld = ""
+        self._in_thread(self._hurry.set)
+
+    def _in_thread(self, callback: Callable[[], None]) -> None:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # it has ended
-                self._loop.call_soon_threadsafe(self._stop.set)
+                self._loop.call_soon_threadsafe(callback)
 
     # ---- in the keeper's thread
 
     def _run(self) -> None:
-        asyncio.run(self._live())
+        """The thread. A loop that breaks is made anew, with a new session: without one this engine would be idle for ever."""
+        while True:
+            try:
+                asyncio.run(self._live())
+            except Exception as error:  # noqa: BLE001 - see above
+                self._part.failed(error)
+            else:
+                return
+            if self._silent:
+                return
+            threading.Event().wait(self._part.next_pause())
 
     async def _live(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._stop, self._hurry, self._attach_wanted = asyncio.Event(), asyncio.Event(), asyncio.Event()
         if self._silent:
             self._stop.set()
+        parts: list[Part] = []
         try:
             await self._begin()
-        except BaseException as error:  # noqa: BLE001 - whoever opens the engine must hear of it, whatever it is
-            self._tell(self._not_ready, error)
+            self._tell(self._is_ready)
+            keep = self._supervisor.keep
+            if self._drives:
+                # None is essential in the supervisor's sense: without heartbeats the lease is lost, and that is said here.
+                works = (("heartbeat", self._beat), ("orphan-watch", self._watch), ("attach", self._attach_all))
+                parts = [keep(name, work, essential=False) for name, work in works]
+            await self._stop.wait()
+        except BaseException as error:
+            if not self._began:  # whoever opens the engine must hear of it, whatever it is
+                self._tell(self._not_ready, error)
+                return
+            self._lose(f"its keeper broke: {error!r}")
+            raise
+        finally:
+            await asyncio.gather(*(part.stop() for part in parts))
             await self._end()
-            return
-        self._tell(self._is_ready)
-        works = (self._beat(), self._watch(), self._attach_all()) if self._drives else ()
-        tasks = [asyncio.create_task(work) for work in works]
-        await self._stop.wait()
-        await asyncio.gather(*(end(task) for task in tasks))
-        await self._end()
 
     async def _begin(self) -> None:
         async with asyncio.timeout(max(self._ttl, 10.0)):
             await self.leases.open(self.owner, self._process, self._ttl)
-            if not self._drives:
-                return
             sent = self._monotonic()
-            await self.leases.heartbeat()
-        self.valid_until = sent + self._ttl
+            if self._drives:
+                await self.leases.heartbeat()
+                self._renewed(
+                    sent, lapsed=self._began
+                )  # again: what was claimed under the last session may be another's
+        self._began = True
+        self._part.well()
 
     async def _end(self) -> None:
         try:
@@ -207,88 +245,97 @@ class Keeper:
         except Exception as error:  # noqa: BLE001 - nothing depends on it any more
             log(logging.DEBUG, Token.LEASE_LOST, f"closing the lease manager: {error!r}")
 
-    async def _beat(self) -> None:
+    async def _beat(self, part: Part) -> None:
         """Heartbeat after heartbeat; quicker ones while they fail."""
-        period = self._ttl / 3
-        pause = period
         while True:
-            await self._sleep(pause)
+            if self._monotonic() >= self.valid_until:  # also when it is this task that kept failing
+                self._lose("no heartbeat got through")
+            await self._wait(self._pause)
             if self._stop.is_set():  # nothing below need ever give the loop back, and `_live` has to hear of it, too
                 return
+            if self._withheld:
+                await self._give_away()
             sent = self._monotonic()
             lapsed = sent >= self.valid_until
+            self._pause = min(self._ttl / 12, 1.0)
             try:
-                async with asyncio.timeout(self._patience(sent)):
+                async with asyncio.timeout(self._time_for(sent)):
                     lapsed |= await self.leases.heartbeat()
-            except Exception as error:  # noqa: BLE001 - without heartbeats this engine would be idle for ever, in silence
-                self._failed(error)
-                pause = min(period / 4, 1.0)
+            except Exception as error:  # noqa: BLE001 - whatever it is, no heartbeat got through
+                self._failed(error, part)
             else:
-                self.generation += lapsed
-                self.valid_until = sent + self._ttl
-                if self._lost or lapsed:
-                    self._lost = False
-                    log(logging.WARNING, Token.LEASE_REGAINED, f"{self.owner}: the lease is renewed again")
-                    self._tell(self._regained, lapsed)
-                pause = period
+                self._renewed(sent, lapsed=lapsed)
+                self._pause = self._ttl / 3
+                part.well()
 
-    def _patience(self, now: float) -> float:
+    def _renewed(self, sent: float, *, lapsed: bool) -> None:
+        self.generation += lapsed
+        self.valid_until = sent + self._ttl
+        if self._lost or lapsed:
+            self._lost = False
+            log(logging.WARNING, Token.LEASE_REGAINED, f"{self.owner}: the lease is renewed again")
+            self._tell(self._heir.lease_regained, lapsed)
+
+    def _time_for(self, now: float) -> float:
         """How long one heartbeat may take: not beyond the moment the lease counts as lost."""
         left = self.valid_until - self._ttl / 3 - now
         return min(self._ttl / 3, left) if left > 0.01 else self._ttl / 3
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: Exception, part: Part) -> None:
+        if _unexpected(error):
+            part.failed(error)
         why = str(error) or "no answer in time"
-        log(logging.WARNING, Token.HEARTBEAT_FAILED, f"{self.owner}: {why}; trying again", _unexpected(error))
-        if not self._lost and self._monotonic() >= self.valid_until - self._ttl / 3 - 0.01:
+        log(logging.WARNING, Token.HEARTBEAT_FAILED, f"{self.owner}: {why}; trying again")
+        if self._monotonic() >= self.valid_until - self._ttl / 3 - 0.01:
+            self._lose(f"no heartbeat got through for two thirds of lease_ttl ({self._ttl:g}s)")
+
+    def _lose(self, why: str) -> None:
+        """Let go of every run, and take none, until a heartbeat gets through."""
+        if not self._lost:
             self._lost = True
             log(
-                logging.ERROR,
-                Token.LEASE_LOST,
-                f"{self.owner}: no heartbeat got through for two thirds of lease_ttl ({self._ttl:g}s); "
-                "this process lets go of its runs until one does",
+                logging.ERROR, Token.LEASE_LOST, f"{self.owner}: {why}; this process lets go of its runs until one does"
             )
-            self._tell(self._lost_it)
+            self._tell(self._heir.lease_lost)
 
-    async def _watch(self) -> None:
-        """Pass on whose session has ended."""
-        patience = Patience()
-        while True:
+    async def _give_away(self) -> None:
+        """Let go of every run; after that, end the session, so that others need not wait for it to lapse."""
+        self._lose(f"this process cannot do its work ({self._withheld})")
+        await self._wait(self._ttl / 3)
+        if self._withheld and not self._stop.is_set():
             try:
-                async for orphaned in self.leases.watch_orphans():
-                    patience.again()
-                    self._tell(self._orphans, orphaned)
-            except Exception as error:  # noqa: BLE001 - pushes only wake: without them recovery is slower, not wrong
-                level = logging.DEBUG if _unexpected(error) is None else logging.WARNING
-                log(
-                    level,
-                    Token.WATCH_FAILED,
-                    f"{self.owner}: {error}; orphans are found by looking",
-                    _unexpected(error),
-                )
-            await patience.pause()
+                async with asyncio.timeout(self._ttl / 3):
+                    await self.leases.release_all()
+            except Exception as error:  # noqa: BLE001 - it lapses by itself
+                log(logging.WARNING, Token.LEASE_LOST, f"{self.owner}: the session could not be ended: {error}")
+        while self._withheld and not self._stop.is_set():
+            await self._wait(None)
 
-    async def _attach_all(self) -> None:
-        """Keep the manager's run keys up with what this engine drives. What fails is tried again with the next batch."""
-        patience = Patience()
+    async def _watch(self, part: Part) -> None:
+        """Pass on whose session has ended. Pushes only wake: without them recovery is slower, not wrong."""
         while True:
-            await self._attach_wanted.wait()
-            self._attach_wanted.clear()
+            async for orphaned in self.leases.watch_orphans():
+                part.well()
+                self._tell(self._heir.orphans, orphaned)
+            await self._wait(WATCH_AGAIN_SECONDS)
+            if self._stop.is_set():
+                return
+
+    async def _attach_all(self, part: Part) -> None:
+        """Keep the manager's run keys up with what this engine drives. What fails is tried again with the next batch."""
+        while True:
             while self._attach:
                 with self._attach_lock:
                     batch = dict(itertools.islice(self._attach.items(), ATTACH_BATCH))
-                try:
-                    await self._bring_up(batch)
-                except Exception as error:  # noqa: BLE001 - as in _beat
-                    level = logging.DEBUG if _unexpected(error) is None else logging.WARNING
-                    log(level, Token.WATCH_FAILED, f"{self.owner}: attaching runs: {error}", _unexpected(error))
-                    await patience.pause()
-                    continue
-                patience.again()
+                await self._bring_up(batch)
+                part.well()
                 with self._attach_lock:
                     for run_id, wanted in batch.items():
                         if self._attach.get(run_id) is wanted:
                             del self._attach[run_id]
+            self._attach_wanted.clear()
+            if not self._attach:
+                await self._attach_wanted.wait()
 
     async def _bring_up(self, batch: dict[str, bool]) -> None:
         """Acquire and release. A run that ended before it was attached costs nothing but a NotOwner."""
@@ -300,10 +347,13 @@ class Keeper:
             some = detached[start : start + RELEASES_AT_ONCE]
             await asyncio.gather(*(self.leases.release_lease(run_id) for run_id in some))
 
-    async def _sleep(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._stop.wait()
+    async def _wait(self, seconds: float | None) -> None:
+        """So long, or until it is told to stop, or that it is withheld or goes on."""
+        if not self._stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._hurry.wait()
+        self._hurry.clear()
 
     # ---- telling the engine
 
@@ -322,27 +372,7 @@ class Keeper:
                 error = LeasesUnavailableError("the lease manager did not answer in time")
             self._ready.set_exception(error)
 
-    def _lost_it(self) -> None:
-        if self._heir is not None:
-            self._heir.lease_lost()
 
-    def _regained(self, lapsed: bool) -> None:
-        if self._heir is not None:
-            self._heir.lease_regained(lapsed)
-
-    def _orphans(self, orphaned: Orphaned) -> None:
-        if self._heir is not None:
-            self._heir.orphans(orphaned)
-
-
-async def end(task: asyncio.Task[Any]) -> None:
-    """Cancel a task until it has ended. Once need not do: a driver may swallow a cancellation that comes together with an
-    answer or an error (gRPC does), and a loop that tries again goes on then."""
-    while not task.done():
-        task.cancel()
-        await asyncio.wait([task], timeout=CANCEL_SECONDS)
-
-
-def _unexpected(error: Exception) -> Exception | None:
-    """For its traceback: anything but a server that does not answer is a bug in a manager."""
-    return None if isinstance(error, LeasesUnavailableError | TimeoutError) else error
+def _unexpected(error: Exception) -> bool:
+    """Anything but a server that does not answer is a bug in a manager."""
+    return not isinstance(error, LeasesUnavailableError | TimeoutError)

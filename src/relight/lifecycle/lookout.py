@@ -1,7 +1,8 @@
 """The lookout: what makes an orchestrator look at the store, and what it takes up then.
 
 Four things wake it: a timer at the earliest due time in the store, a message, the store's hint that another process has
-written, and room becoming free. All of them end in `take_up`. Every hint may be lost: the poll at CHECK_SECONDS asks again.
+written, and room becoming free. All of them end in `take_up`. Every hint may be lost: the poll at CHECK_SECONDS asks again,
+and what is due stays due in the store until somebody has claimed it.
 """
 
 from __future__ import annotations
@@ -9,15 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from relight.clock import Timer
-from relight.errors import StoreError, StoreUnavailableError
-from relight.lifecycle.background import start_task
-from relight.lifecycle.patience import Patience
 from relight.lifecycle.recover import take_up
-from relight.model.run import Hold, News, Run
+from relight.model.run import Hold, News
+from relight.supervisor import Part
 from relight.telemetry import Token, log
 
 if TYPE_CHECKING:
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
 
 CHECK_SECONDS = 5.0  # between looks at the store when nothing wakes us
 NOT_OURS_SECONDS = 0.25  # before looking again at runs that are due and could not be taken up
+LOST_SECONDS = 30.0  # between looks for runs that are ours in the store and not in memory
 PASS_LIMIT = 100  # runs per pass; a full pass is followed at once by the next
 
 
@@ -35,21 +34,19 @@ class Lookout:
         self._orchestrator = orchestrator
         self._services = orchestrator.services
         self._wanted = asyncio.Event()
-        self._look_again = self._listen_again = self._free_again = False  # for due runs; for messages; for held runs
+        # What the next pass looks for: due runs; messages; held runs; runs of ours that are not in memory.
+        self._look_again = self._listen_again = self._free_again = self._lost_again = False
         self._timer: Timer | None = None
         self._timer_at: float | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._part: Part | None = None
 
     def start(self) -> None:
-        self._services.store.watch(self._changed)
-        self._changed(News.DUE | News.MAIL | News.HELD)
-        self._task = start_task(self._services.loop, self._passes(), "lookout")
+        self._services.store.watch(self._changed, self._services.supervisor)
+        self._part = self._services.supervisor.keep("lookout", self._passes)
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        if self._part is not None:
+            await self._part.stop()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -65,8 +62,13 @@ class Lookout:
         self.attend()
 
     def listen(self) -> None:
-        """Messages may have been posted."""
-        self._listen_again = True
+        """Messages may have been posted: to runs in memory here, or to others, which are due then."""
+        self._look_again = self._listen_again = True
+        self.attend()
+
+    def look_for_lost(self) -> None:
+        """Runs may be ours in the store that are not in memory."""
+        self._lost_again = True
         self.attend()
 
     def look_for_held(self) -> None:
@@ -82,7 +84,7 @@ class Lookout:
     @property
     def wants_room(self) -> bool:
         """Whether runs may be waiting for a room to become free."""
-        return self._look_again or self._free_again
+        return self._look_again or self._free_again or bool(self._orchestrator.doubts)
 
     def wake_at(self, when: float) -> None:
         """A run is due at this time."""
@@ -103,18 +105,20 @@ class Lookout:
         if News.RUNS in news:
             self._orchestrator.watchers.tell_all_but(self._orchestrator.live)
             self._orchestrator.overtaken.others_wrote = True
-        self._look_again |= News.DUE in news
+        self._look_again |= News.DUE in news or News.MAIL in news
         self._listen_again |= News.MAIL in news
         self._free_again |= News.HELD in news
         self.attend()
 
     # ---- the passes
 
-    async def _passes(self) -> None:
-        """One pass after the other, whenever something wants one; never two at once."""
-        patience = Patience()
-        orchestrator, loop = self._orchestrator, self._services.loop
-        checked_at = loop.time()
+    async def _passes(self, part: Part) -> None:
+        """One pass after the other, whenever something wants one; never two at once. Begun again after an error, it looks at
+        everything: whatever woke it may have been forgotten half-way."""
+        loop = self._services.loop
+        self._look_again = self._listen_again = self._free_again = self._lost_again = True
+        self._wanted.set()
+        checked_at = lost_at = loop.time()
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(checked_at + CHECK_SECONDS):
@@ -122,28 +126,33 @@ class Lookout:
             if loop.time() >= checked_at + CHECK_SECONDS:  # whether or not something wakes us all the time
                 checked_at = loop.time()
                 self._look_again = self._listen_again = True
-                orchestrator.watchers.tell_all_but(orchestrator.live)
+                self._orchestrator.watchers.tell_all_but(self._orchestrator.live)
+            if loop.time() >= lost_at + LOST_SECONDS:
+                lost_at = loop.time()
+                self._lost_again = True
             self._wanted.clear()
-            try:
-                await orchestrator.doubts.resolve()
-                await orchestrator.mail.recheck()
-                await orchestrator.overtaken.look()
-                if self._listen_again:
-                    self._listen_again = False
-                    await orchestrator.mail.hear()
-                if self._look_again and orchestrator.room > 0 and self._services.keeper.held:
-                    self._look_again = False
-                    await self._take_due()
-                if self._free_again and orchestrator.room > 0 and self._services.keeper.held:
-                    self._free_again = False
-                    await self._take_held()
-            except StoreError as error:
-                log(logging.WARNING, Token.RECOVERY_FAILED, f"{error}; looking again in {patience.seconds:.2g}s")
-                self._look_again = self._listen_again = self._free_again = True
-                self._wanted.set()
-                await patience.pause()
-            else:
-                patience.again()
+            await self.run_once()
+            part.well()
+
+    async def run_once(self) -> None:
+        """One pass: whatever is wanted now."""
+        orchestrator, held = self._orchestrator, self._services.keeper.held
+        if self._lost_again and held:
+            await orchestrator.doubts.look_for_lost()
+            self._lost_again = False
+        await orchestrator.doubts.resolve()
+        await orchestrator.overtaken.look()
+        if self._listen_again:
+            self._listen_again = False
+            await orchestrator.mail.hear()
+        if self._look_again and orchestrator.room > 0 and held:
+            self._look_again = False
+            await self._take_due()
+        if self._free_again and orchestrator.room > 0 and held:
+            self._free_again = False
+            await self._take_held()
+        if orchestrator.doubts and orchestrator.room > 0:
+            self.wake_at(self._services.clock.now() + NOT_OURS_SECONDS)
 
     async def _take_due(self) -> None:
         """Take up what is due, pass after pass, while there is room; then sleep until the next is."""
@@ -152,9 +161,9 @@ class Lookout:
             limit = min(PASS_LIMIT, self._orchestrator.room)
             due = await self._services.store.due(asked_at, limit)
             fresh = [row for row in due if self._orchestrator.may_take(row.id)]
-            await take_up(self._orchestrator, fresh, crashed=False)
-            if len(due) < limit or not fresh:
-                # What is being taken up for a message just now may hide what is due behind it: look again once it is here.
+            taken = await take_up(self._orchestrator, fresh, crashed=False)
+            if len(due) < limit or not taken:
+                # What is being taken up just now may hide what is due behind it: look again once it is here.
                 self._look_again |= any(row.id in self._orchestrator.taking for row in due)
                 break
         else:
@@ -179,23 +188,3 @@ class Lookout:
             if not await take_up(self._orchestrator, held, crashed=False) or len(held) < limit:
                 return
         self._free_again = True  # no room: whoever leaves makes us look again
-
-    def wake(self, rows: Sequence[Run]) -> None:
-        """Take up parked or paused runs for what they were told, as soon as there is room for them."""
-        wanted = [row for row in rows if self._orchestrator.may_take(row.id)]
-        if wanted:
-            self._services.background.start(self._wake(wanted), "wake")
-
-    async def _wake(self, rows: list[Run]) -> None:
-        patience = Patience()
-        while rows and not self._orchestrator.stopping:
-            await self._orchestrator.wait_for_room()
-            count = min(PASS_LIMIT, self._orchestrator.room)
-            try:
-                await take_up(self._orchestrator, rows[:count], crashed=False)
-            except StoreUnavailableError as error:
-                # Claimed after all, they are in doubt and looked at; if not, the same claim is tried again.
-                log(logging.WARNING, Token.RECOVERY_FAILED, f"{error}; trying again in {patience.seconds:.2g}s")
-                await patience.pause()
-            else:
-                rows = rows[count:]

@@ -43,7 +43,7 @@ class Orchestrator:
         self._own: set[str] = set()  # runs started here; kept only while recovery is off
         self._room_waiters: list[asyncio.Future[None]] = []
         self.watchers = Watchers()
-        self.mail = Mail(self)
+        self.mail = Mail(services.store, self.live, self.taking, self._creating)
         self.doubts = Doubts(self, self._creating)
         self.overtaken = Overtaken(services, self.live)
         self.lookout = Lookout(self)
@@ -100,7 +100,7 @@ class Orchestrator:
         grace = self.services.config.recovery.lease_ttl_seconds / 6
         for run in list(self.live.values()):
             self.services.background.start(
-                self._let_go(run, grace, "its orchestrator could not renew its lease"), "adrift"
+                self._let_go(run, grace, "its orchestrator could not renew its lease"), "adrift", run.broke
             )
 
     def take_again(self, lapsed: bool) -> None:
@@ -109,8 +109,8 @@ class Orchestrator:
             self.overtaken.suspect()
         for run_id in self.live:
             self.services.keeper.attach(run_id)
-        self.lookout.look()
         self.lookout.listen()
+        self.lookout.look_for_lost()
 
     # ---- room
 
@@ -120,6 +120,7 @@ class Orchestrator:
 
     @property
     def room(self) -> int:
+        """How many more runs may be in memory. Those that are being taken up have their room until they are there."""
         return self.services.config.max_concurrent_runs - len(self.live) - len(self.taking) - self._reserved
 
     def reserve(self, run_id: str) -> bool:
@@ -139,11 +140,15 @@ class Orchestrator:
         if not self._creating[run_id]:
             del self._creating[run_id]
         self._arrived.set()
-        if reserved and (self._room_waiters or self.lookout.wants_room):
-            # Later, when the run that came of it, if any, is in memory: if none did, somebody may have waited for its room.
-            self.services.loop.call_soon(self._room_is_free)
+        # Later, when the run that came of it, if any, is in memory: if none did, somebody may have waited for its room.
+        self.services.loop.call_soon(self._released, run_id)
         if run_id in self.doubts:
             self.lookout.attend()
+
+    def _released(self, run_id: str) -> None:
+        if run_id not in self.live and run_id not in self.taking and run_id not in self._creating:
+            self.mail.forget(run_id)
+        self._room_is_free()
 
     async def wait_for_room(self) -> None:
         """Until a run can be taken up: for recovery, which must not strand what does not fit at once."""
@@ -163,12 +168,13 @@ class Orchestrator:
             self.lookout.attend()
 
     def taken(self, run_ids: Sequence[str]) -> None:
-        """Taking these up is over, whether they are in memory now or not."""
+        """Taking these up is over, whether they are in memory now or not. If not, their room is free again."""
         self.taking.difference_update(run_ids)
         self._arrived.set()
-        unheard = [run_id for run_id in run_ids if self.mail.not_opened_for(run_id)]
-        if unheard or self.lookout.wants_room:
-            self.lookout.attend()
+        told = [run_id for run_id in run_ids if run_id not in self._creating and self.mail.forget(run_id)]
+        if told:
+            self.lookout.look()  # they were told something, and are due if nobody has them
+        self._room_is_free()
 
     def doubt(self, run_ids: Sequence[str], *, crashed: bool) -> None:
         self.doubts.add(run_ids, crashed=crashed)
@@ -187,7 +193,7 @@ class Orchestrator:
 
     def drive(self, run: LiveRun, flow: Flow[..., object], messages: Sequence[Message]) -> None:
         """Put a run into motion."""
-        self.live[run.id] = run
+        self.enter(run)
         self.services.keeper.attach(run.id)
         if self.stopping:
             return  # claimed or created a moment too late: its code is not called any more, and `stop` lets go of it
@@ -198,6 +204,11 @@ class Orchestrator:
         if run.cancel_reason is not None:
             cancel.begin_grace(run)
         execute.drive(run, flow)
+
+    def enter(self, run: LiveRun) -> None:
+        """The run is in memory from now on."""
+        self.live[run.id] = run
+        self.taking.discard(run.id)  # or it would have two rooms
 
     # ---- Host: what runs tell
 
@@ -222,12 +233,14 @@ class Orchestrator:
         self.tell(run.id, None)
         if self.stopping:
             return
-        if run.writer.fenced:
+        if run.writer.lost:
             self.doubt([run.id], crashed=True)  # if it is in our name even so, nobody else will look at it
         elif run.missed:
-            self.mail.missed_by(run)
             self.lookout.look()  # what it missed before it left has made it due
         self._room_is_free()
+
+    def has_left(self, run: LiveRun) -> bool:
+        return self.live.get(run.id) is not run
 
     def offer(self, run_id: str) -> None:
         if not self.services.config.recovery.enabled:

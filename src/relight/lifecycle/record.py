@@ -9,6 +9,9 @@ There is no timer and no artificial delay: alone, a step costs one commit; with 
 one. While one transaction is under way the next one gathers. On a store that takes several at once (`Store.lanes`), many
 queued drafts are shared out between the lanes that are free, so that half of the runs go on while the other half commits.
 
+A batch on which the store breaks (an exception that is no outage: a value it cannot write, a bug in a backend) is divided until
+the guilty commit is alone. That run is held with the error, the others go on.
+
 A commit that fails is tried again, with a growing pause, for as long as the process lives: the drafts hold what has really
 happened (steps that ran), so dropping them would run those steps twice. Nothing that waits for them goes on meanwhile, and
 `fault` says why. The store recognises a commit it already has, so an answer that was lost does no harm. A run's creation is
@@ -21,16 +24,19 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from relight.errors import StoreUnavailableError
+from relight.errors import RelightError, StoreUnavailableError
 from relight.lifecycle.floor import Floor
-from relight.lifecycle.patience import Patience
 from relight.lifecycle.writer import Writer
+from relight.model.run import Hold, RunChange, Status
 from relight.ports.store import Commit, CommitResult, Committed, Store
+from relight.retry_pause import RetryPause
+from relight.supervisor import Part, Supervisor
 from relight.telemetry import Token, log
 
 MAX_BATCH = 4096  # roots per transaction: bounds the burst; the rest follows at once
 WORTH_SHARING = 32  # queued drafts from which on free lanes share them out
 STOP_SECONDS = 5.0
+LONGEST_REASON = 500
 STALLED_SECONDS = 2.0  # what a commit under way may still take when there is no time left to give it again
 
 Creation = tuple[Commit, asyncio.Future[CommitResult]]
@@ -39,7 +45,10 @@ Creation = tuple[Commit, asyncio.Future[CommitResult]]
 class Recorder:
     """One per process and store: gathers drafts and commits them, batch after batch, in each lane."""
 
-    def __init__(self, store: Store, loop: asyncio.AbstractEventLoop, floor: Floor) -> None:
+    def __init__(
+        self, store: Store, loop: asyncio.AbstractEventLoop, floor: Floor, supervisor: Supervisor | None = None
+    ) -> None:
+        self._supervisor = supervisor or Supervisor()
         self.loop = loop
         self.floor = floor
         self.fault: str | None = None  # why nothing is being committed right now
@@ -53,11 +62,12 @@ class Recorder:
         self._creations: list[Creation] = []
         self._lanes = [_Lane(self) for _ in range(store.lanes)]
         self.free: list[_Lane] = []  # waiting for something to commit
-        self._tasks: list[asyncio.Task[None]] = []
+        self._parts: list[Part] = []
         self._closing = False
 
     def start(self) -> None:
-        self._tasks = [self.loop.create_task(lane.run(), name="relight-recorder") for lane in self._lanes]
+        keep = self._supervisor.keep
+        self._parts = [keep(f"recorder-{number}", lane.run) for number, lane in enumerate(self._lanes, start=1)]
 
     def hurry(self, seconds: float) -> None:
         """The process is stopping: a store that fails for longer than this is not waited for. Whoever waits for a commit
@@ -75,14 +85,12 @@ class Recorder:
 
     async def stop(self) -> None:
         """Commit what is queued, then end. A failing store is not waited for: what it has not taken, it never gets."""
-        if not self._tasks:
+        if not self._parts:
             return
         self._closing = True
         self.wake_up()
-        await asyncio.wait(self._tasks, timeout=STOP_SECONDS)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.wait(self._tasks)
+        await asyncio.wait([part.task for part in self._parts if part.task is not None], timeout=STOP_SECONDS)
+        await asyncio.gather(*(part.stop() for part in self._parts))
         for writer in (*self.queue, *(writer for lane in self._lanes for writer in lane.batch)):
             writer.abandon(StoreUnavailableError("Relight was stopped before this could be committed"))
         self.queue.clear()
@@ -161,7 +169,8 @@ class _Lane:
     """One batch after the other."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self.batch: list[Writer] = []  # in the transaction under way
+        self.batch: list[Writer] = []  # in the transaction under way,
+        self.creations: list[Creation] = []  # and these
         self.looking = False  # woken, and about to take its share
         self._recorder = recorder
         self._idle: asyncio.Future[None] | None = None
@@ -177,40 +186,118 @@ class _Lane:
             self._idle.set_result(None)
             self._idle = None
 
-    async def run(self) -> None:
+    async def run(self, part: Part) -> None:
         recorder = self._recorder
+        self._begin_again(part)
         while True:
             writers, creations = recorder.share(self)
             self.looking = False
             if writers or creations:
                 await self._commit_next(writers, creations)
                 recorder.settled()
+                part.well()
             elif recorder.wait(self):
                 self._idle = recorder.loop.create_future()
                 await self._idle
             else:
                 return
 
+    def _begin_again(self, part: Part) -> None:
+        """After a bug of ours. What was under way is unknown, so no run may go on as if it were written: they leave memory, and
+        are looked for in the store."""
+        if self in self._recorder.free:
+            self._recorder.free.remove(self)
+        self._idle, self.looking = None, False
+        error = RelightError(f"the recorder broke: {part.error}")
+        for writer in [writer for writer in self.batch if writer.under_way]:
+            writer.abandon(error)
+        for _, future in self.creations:
+            if not future.done():
+                future.set_exception(error)
+        self.batch, self.creations = [], []
+
     async def _commit_next(self, writers: list[Writer], creations: list[Creation]) -> None:
         """One batch. In a frame of its own: idle, it would keep the runs of its last batch in memory."""
         commits = []
+        self.creations = creations
         for writer in writers:
             draft = writer.take()
             if draft is not None:
                 self.batch.append(writer)
                 commits.append(draft)
+        await self._commit_all(self.batch, commits, creations)
+        writers.clear()
+        self.batch, self.creations = [], []
+
+    async def _commit_all(self, writers: list[Writer], commits: list[Commit], creations: list[Creation]) -> None:
+        """Until the store has taken them, or it is known which one it cannot take."""
         try:
             results = await self._commit(commits, creations)
         except StoreUnavailableError as error:  # given up: the process stops
             log(logging.ERROR, Token.COMMIT_FAILED, f"{error}; what {len(commits)} runs did last will be repeated")
-            for writer in self.batch:
+            for writer in writers:
                 writer.abandon(error)
-        except Exception as error:  # noqa: BLE001 - a bug in a backend: no run may go on as if this were written
-            self._broken(error, creations)
+        except Exception as error:  # noqa: BLE001 - a bug in a backend, or a value that it cannot write
+            await self._divide(writers, commits, creations, error)
         else:
-            self._settle(commits, creations, results)
-        writers.clear()
-        self.batch.clear()
+            self._settle(writers, commits, creations, results)
+
+    async def _divide(
+        self, writers: list[Writer], commits: list[Commit], creations: list[Creation], error: Exception
+    ) -> None:
+        """The store broke on these: in halves, until the guilty one is alone."""
+        count = len(commits) + len(creations)
+        log(logging.ERROR, Token.COMMIT_FAILED, f"the store broke on {count} commits: {error!r}", error)
+        if commits and creations:
+            await self._commit_all(writers, commits, [])
+            await self._commit_all([], [], creations)
+        elif len(commits) > 1:
+            half = len(commits) // 2
+            await self._commit_all(writers[:half], commits[:half], [])
+            await self._commit_all(writers[half:], commits[half:], [])
+        elif commits:
+            await self._alone(writers[0], commits[0])
+        elif len(creations) > 1:
+            half = len(creations) // 2
+            await self._commit_all([], [], creations[:half])
+            await self._commit_all([], [], creations[half:])
+        elif not creations[0][1].done():
+            creations[0][1].set_exception(error)  # whoever starts it can be told
+
+    async def _alone(self, writer: Writer, commit: Commit) -> None:
+        """The store broke on this one alone. Once more, in case that has passed; then its run is held, and leaves memory."""
+        pause = RetryPause()
+        for last in (False, False, True):
+            await pause.wait()
+            try:
+                results = await self._commit([commit], [])
+            except StoreUnavailableError as given_up:
+                writer.abandon(given_up)
+                return
+            except Exception as error:  # noqa: BLE001 - as in _commit_all
+                if last:
+                    await self._hold(writer, commit, error)
+            else:
+                self._settle([writer], [commit], [], results)
+                return
+
+    async def _hold(self, writer: Writer, commit: Commit, error: Exception) -> None:
+        """In place of what cannot be written: why."""
+        run_id, what = commit.root_id, f"{type(error).__name__}: {error}".replace("\0", "\\0")[:LONGEST_REASON]
+        reason = (
+            f"the store cannot write what this run did last ({what}); mend that, then resume() it: what it did last is "
+            "done again then"
+        )
+        log(logging.CRITICAL, Token.RUN_HELD, f"run {run_id}: {reason}", error)
+        change = RunChange(
+            run_id=run_id, status=Status.PAUSED, hold=Hold.REFUSED, reason=reason, heard=writer.run.last_heard
+        )
+        held = Commit(root_id=run_id, epoch=commit.epoch, after=commit.after, entries=[], changes=[change])
+        try:
+            await self._commit([held], [])
+        except Exception as again:  # noqa: BLE001 - it leaves memory all the same, and is found by looking for lost runs
+            log(logging.CRITICAL, Token.COMMIT_FAILED, f"run {run_id}: it could not be held either", again)
+        writer.abandon(error)
 
     async def _commit(self, commits: list[Commit], creations: list[Creation]) -> list[CommitResult]:
         """One batch, until the store has taken it. Creations are tried once, with the first try."""
@@ -243,7 +330,7 @@ class _Lane:
             self._limit = None
 
     async def _insist(self, commits: list[Commit]) -> list[CommitResult]:
-        patience = Patience()
+        pause = RetryPause()
         recorder = self._recorder
         recorder.insisting += 1
         try:
@@ -254,7 +341,7 @@ class _Lane:
                     raise StoreUnavailableError(
                         f"Relight was stopped while nothing could be committed: {recorder.fault}"
                     )
-                await patience.pause()
+                await pause.wait()
                 try:
                     return await self._ask(commits)
                 except StoreUnavailableError as error:
@@ -262,13 +349,15 @@ class _Lane:
         finally:
             recorder.insisting -= 1
 
-    def _settle(self, commits: list[Commit], creations: list[Creation], results: list[CommitResult]) -> None:
+    def _settle(
+        self, writers: list[Writer], commits: list[Commit], creations: list[Creation], results: list[CommitResult]
+    ) -> None:
         """The batch is durable: wake everybody who waited for it, in the order of the journals. The flows go on in one
         callback of the loop: not in here, since this is a task, and their tasks are others."""
         self._recorder.commits += 1
         flows: list[Callable[[], None]] = []
         entries = 0
-        for writer, commit, result in zip(self.batch, commits, results, strict=False):
+        for writer, commit, result in zip(writers, commits, results, strict=False):
             if type(result) is Committed:
                 entries += len(commit.entries)
                 go_on = writer.settle(result.sequence)
@@ -284,14 +373,6 @@ class _Lane:
         for (_, future), result in zip(creations, results[len(commits) :], strict=True):
             if not future.done():
                 future.set_result(result)
-
-    def _broken(self, error: Exception, creations: list[Creation]) -> None:
-        log(logging.CRITICAL, Token.COMMIT_FAILED, f"a commit of {len(self.batch)} runs broke; they are dropped", error)
-        for _, future in creations:
-            if not future.done():
-                future.set_exception(error)
-        for writer in self.batch:
-            writer.abandon(error)
 
 
 def _go_on(floor: Floor, flows: list[Callable[[], None]]) -> None:

@@ -23,6 +23,7 @@ from relight.lifecycle.run import LiveRun
 from relight.lifecycle.services import Services
 from relight.model import journal as j
 from relight.model.decisions import Action, Decision, decide
+from relight.model.journal import Journal
 from relight.model.lease import OwnedBy
 from relight.model.replay import TreeState, restore
 from relight.model.run import Hold, Message, MessageKind, Run, RunChange, Status
@@ -72,13 +73,15 @@ async def take_up(orchestrator: Orchestrator, rows: list[Run], *, crashed: bool)
             one.run.generation = generation
             if crashed:
                 await one.run.writer.committed()  # one commit for all: a crash from here on counts against the run
-            if not one.run.writer.fenced:
-                await _act(orchestrator, one, crashed)
+            if not one.run.writer.lost:
+                await _act_on(orchestrator, one, crashed)
+            elif not one.run.writer.fenced:
+                orchestrator.doubt([one.run.id], crashed=crashed)
         if crashed and epochs:
             services.metrics.claims.inc(len(epochs))
             services.metrics.resume.observe(services.clock.monotonic() - began)
         return len(epochs)
-    except StoreError:
+    except Exception:
         # Perhaps they are claimed: then nobody but this process would ever look at them again.
         orchestrator.doubt(ids, crashed=crashed)
         raise
@@ -117,27 +120,44 @@ async def _restore(
     if not rows:
         return []
     services = orchestrator.services
-    journals = await services.store.read([row.id for row in rows])
-    inboxes: dict[str, list[Message]] = {row.id: [] for row in rows}
-    for message in await services.store.inbox([row.id for row in rows]):
-        inboxes[message.run_id].append(message)
+    journals, inboxes = await _read(services, [row.id for row in rows])
     restored = []
     for row, journal in zip(rows, journals, strict=True):
         try:
             if isinstance(journal, Exception):
                 raise journal
             state = restore(journal)
+            run = LiveRun(services, orchestrator, row, epochs[row.id], state)
+            # woken: whether it may be taken up at all was decided before; now its lease is ours.
+            decision = decide(facts_of(services, row, state=state, crashed=crashed, woken=True))
         except Exception as error:  # noqa: BLE001 - whatever is wrong with this run, the others of the pass go on
             await _hold_unreadable(orchestrator, row, epochs[row.id], error, inboxes[row.id])
             continue
-        run = LiveRun(services, orchestrator, row, epochs[row.id], state)
         run.recovered = crashed
-        # woken: whether it may be taken up at all was decided before; now its lease is ours.
-        decision = decide(facts_of(services, row, state=state, crashed=crashed, woken=True))
         if crashed and decision.action is not Action.FINISH:
             _record_recovery(run, state, decision)
         restored.append(_Restored(run, state, decision, inboxes[row.id]))
     return restored
+
+
+async def _read(services: Services, ids: list[str]) -> tuple[list[Journal | Exception], dict[str, list[Message]]]:
+    """Journals and inboxes. If reading them breaks, they are read one by one, to find out which run it is."""
+    inboxes: dict[str, list[Message]] = {run_id: [] for run_id in ids}
+    try:
+        journals = await services.store.read(ids)
+        for message in await services.store.inbox(ids):
+            inboxes[message.run_id].append(message)
+    except StoreError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a bug that some run's rows bring out
+        if len(ids) == 1:
+            return [error], inboxes
+        journals = []
+        for run_id in ids:
+            alone, inbox = await _read(services, [run_id])
+            journals += alone
+            inboxes |= inbox
+    return journals, inboxes
 
 
 def _record_recovery(run: LiveRun, state: TreeState, decision: Decision) -> None:
@@ -161,8 +181,22 @@ def _free_again(orchestrator: Orchestrator, restored: list[_Restored]) -> None:
         orchestrator.lookout.look_for_held()
 
 
+async def _act_on(orchestrator: Orchestrator, restored: _Restored, crashed: bool) -> None:
+    """Do what was decided. A bug of ours that this run alone brings out must not strand the others of the pass."""
+    try:
+        await _act(orchestrator, restored, crashed)
+    except StoreError:
+        raise
+    except Exception as error:  # noqa: BLE001 - see above
+        run = restored.run
+        log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {run.id}: taking it up broke: {error!r}", error)
+        if orchestrator.has_left(run):
+            orchestrator.doubt([run.id], crashed=True)
+        else:
+            hold.broke(run, error)
+
+
 async def _act(orchestrator: Orchestrator, restored: _Restored, crashed: bool) -> None:
-    """Do what was decided."""
     run, decision = restored.run, restored.decision
     flow = orchestrator.services.registry.find(run.row.flow)
     if crashed:
@@ -176,8 +210,8 @@ async def _act(orchestrator: Orchestrator, restored: _Restored, crashed: bool) -
             )
         orchestrator.drive(run, flow, restored.inbox)
         return
-    orchestrator.live[run.id] = run
-    run.heard.update(message.id for message in restored.inbox)
+    orchestrator.enter(run)
+    run.heard = max((message.id for message in restored.inbox), default=0)
     write = _final_write(restored)
     if run.held is not None:  # whoever resumed it came too early, and has been heard
         run.writer.consume([message.id for message in restored.inbox if message.kind is MessageKind.RESUME])
@@ -229,14 +263,15 @@ def _finish(run: LiveRun, state: TreeState, decision: Decision) -> None:
     outcome = state.outcomes[""]
     log(logging.WARNING, Token.RUN_FINISHED, f"run {run.id}: {decision.reason}")
     status = ENDINGS[outcome.ending]
+    cancelled = state.cancelled.reason if state.cancelled is not None else "cancelled"
     fields = {
         "output": bytes(outcome.output) if status is Status.COMPLETED else None,
         "output_blob": outcome.blob,
         "error": msgspec.json.encode(outcome.error) if outcome.error is not None else None,
+        "reason": cancelled if status is Status.CANCELLED else "",
     }
-    run.change(status, **fields)
     run.log(Token.RUN_FINISHED, decision.reason)
-    run.outcome = msgspec.structs.replace(run.row, status=status, owner=None, wake_at=None, **fields)
+    hold.end(run, status, run.services.clock.now(), **fields)
 
 
 async def _hold_unreadable(

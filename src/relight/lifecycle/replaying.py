@@ -111,7 +111,7 @@ def _tell(run: LiveRun, replay: Replay, operation: Operation, outcome: Outcome) 
     if outcome.blob and key not in replay.unheard:
         replay.fetching = True
         replay.put_back(key)
-        run.services.background.start(_fetch(run, replay, outcome), "fetch")
+        run.services.background.start(_fetch(run, replay, outcome), "fetch", run.broke)
         return False
     replay.drop(*operation.entries)
     if key in replay.unheard:
@@ -241,7 +241,7 @@ def find_kept(run: LiveRun, operation: Operation) -> bool:
     if outcome.blob:  # of a foreach that has just changed: whatever else is kept was read before
         if run.replay is not None:
             run.replay.anew[operation] = None
-        run.services.background.start(_fetch_kept(run, operation, outcome), "fetch")
+        run.services.background.start(_fetch_kept(run, operation, outcome), "fetch", run.broke)
     elif operation.accept(outcome):
         run.tell(operation)
     else:

@@ -98,7 +98,7 @@ class LiveRun(RunRecord, Asking):
         self.early: Sequence[Message] = ()  # came before the flow could hear: it was being called, or replayed
         self.missed = False  # a message came when the run could no longer hear it
         self.joined = False  # another run waits for this one's end
-        self.heard: set[int] = set()  # ids of all messages delivered to this object
+        self.heard = 0  # the newest message that this object has heard: they come in the order of their ids
         self.timers: dict[int, dict[waits.LoopTimer, None]] = {}  # see waits.cancel_timers
         self.due: dict[str, float] = {}  # when what waits for a time is due, by key
         self.overdue: list[waits.Alarm] | None = None  # while the run comes back: what has been due meanwhile
@@ -370,7 +370,7 @@ class LiveRun(RunRecord, Asking):
     @property
     def last_heard(self) -> int:
         """Up to which message this object has heard everything: with a newer one in its inbox, the run is due at once."""
-        return self.early[0].id - 1 if self.early else max(self.heard, default=0)
+        return self.early[0].id - 1 if self.early else self.heard
 
     # ---- leaving memory
 
@@ -389,9 +389,11 @@ class LiveRun(RunRecord, Asking):
 
     def failed(self) -> None:
         """The recorder gave up on what this run did last: it must not go on as if that were written."""
-        self.stopping = self.stopping or "its entries could not be written by this process"
-        if not self.departing:
-            hold.depart_by_itself(self)
+        hold.failed(self)
+
+    def broke(self, error: BaseException) -> None:
+        """A task that was to do something for this run has ended with an error of ours."""
+        hold.broke(self, error)
 
     def checkpoint(self) -> None:
         checkpoint.begin(self)

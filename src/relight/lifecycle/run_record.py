@@ -20,7 +20,6 @@ from relight.errors import (
 )
 from relight.flow.payloads import ValueCodec
 from relight.lifecycle.operation import Operation
-from relight.lifecycle.patience import Patience
 from relight.lifecycle.replayer import Replay
 from relight.lifecycle.services import Services
 from relight.lifecycle.writer import Told, Writer
@@ -29,6 +28,7 @@ from relight.model.journal import NULL, Event
 from relight.model.replay import Outcome
 from relight.model.run import Hold, LogLine, Run, RunChange, Status
 from relight.ports.store import Store
+from relight.retry_pause import RetryPause
 from relight.telemetry import Token, log
 
 T = TypeVar("T")
@@ -118,7 +118,7 @@ class RunRecord:
 
     async def read(self, question: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
         """Read from the store for the flow. One that fails is asked again: its faults are no outcomes of the flow."""
-        patience = Patience()
+        pause = RetryPause()
         while True:
             try:
                 return await question(self.services.store)
@@ -126,9 +126,9 @@ class RunRecord:
                 log(
                     logging.WARNING,
                     Token.READ_FAILED,
-                    f"run {self.id}: {error}; asking again in {patience.seconds:.2g}s",
+                    f"run {self.id}: {error}; asking again in {pause.seconds:.2g}s",
                 )
-            await patience.pause()
+            await pause.wait()
             if self.stopping is not None:
                 raise Unwind(self.stopping)
 

@@ -19,6 +19,7 @@ from relight.lifecycle.record import Recorder
 from relight.lifecycle.threads import Threads
 from relight.metrics import Metrics
 from relight.ports.store import Store
+from relight.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from relight.lifecycle.run import LiveRun
@@ -37,6 +38,7 @@ class Services(msgspec.Struct, frozen=True):
     floor: Floor
     watch: BlockingWatch
     background: Background
+    supervisor: Supervisor
     registry: Registry
     config: Config
     metrics: Metrics
@@ -53,6 +55,10 @@ class Host(Protocol):
 
     def left(self, run: LiveRun) -> None:
         """The run has left memory unfinished: parked, held, fenced or shut down."""
+        ...
+
+    def has_left(self, run: LiveRun) -> bool:
+        """Whether the run is in memory no more."""
         ...
 
     def offer(self, run_id: str) -> None:

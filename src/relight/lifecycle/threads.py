@@ -44,6 +44,7 @@ class Threads:
         self.loop = loop
         self._limit = limit
         self._busy = 0
+        self.abandoned = 0  # threads whose work nobody waits for any more, and which have not ended
         self._lock = threading.Lock()
         self._idle: deque[queue.SimpleQueue[Callable[[], None]]] = deque()
         self._backlog: deque[Callable[[], None]] = deque()

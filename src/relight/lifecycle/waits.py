@@ -250,7 +250,7 @@ class Signal(Receive):
             self._alarm.cancel()
         self._message = message
         if message.payload_blob:
-            self.run.services.background.start(self._fetch(message), "fetch")
+            self.run.services.background.start(self._fetch(message), "fetch", self.run.broke)
         else:
             self._received(message, message.payload)
 

@@ -33,6 +33,11 @@ class Told(Protocol):
 
     told: deque[Any]  # what the entries of its commits have ended, in their order
 
+    @property
+    def last_heard(self) -> int:
+        """The newest message that it has heard."""
+        ...
+
     def advance(self) -> None:
         """Let the flow go on."""
         ...
@@ -274,6 +279,7 @@ class _Gone:
 
     def __init__(self) -> None:
         self.told: deque[Any] = deque(maxlen=0)
+        self.last_heard = 0
 
     advance = fenced = failed = checkpoint = staticmethod(_nothing)
 

@@ -40,6 +40,7 @@ class Hold(enum.StrEnum):
     NONDETERMINISM = "nondeterminism"  # the flow asks for other steps than the journal holds
     CORRUPT = "corrupt"  # a journal row or checkpoint does not read back
     POISON = "poison"  # its process died too often without progress of the run
+    REFUSED = "refused"  # the store cannot write what it did last
     RECOVERY = "recovery"  # of a cancelled run: recovery gave up on it, and it may be resumed by hand
 
 

@@ -40,6 +40,7 @@ import msgspec
 
 from relight.model.journal import Journal
 from relight.model.run import Hold, ItemResult, LogLine, Message, News, Page, Run, RunChange, RunFilter
+from relight.supervisor import Supervisor
 
 _NO_BLOBS: Mapping[str, bytes] = MappingProxyType({})
 
@@ -244,7 +245,8 @@ class Store(MetadataStore, BlobStore, ExecutionJournal, Protocol):
         """The single fenced write: see the module's docstring. Results in the order of `commits`."""
         ...
 
-    def watch(self, changed: Callable[[News], None]) -> None:
+    def watch(self, changed: Callable[[News], None], supervisor: Supervisor | None = None) -> None:
         """Call `changed` on the event loop when another process (or object) may have written, with what it may have been.
-        It may be called for nothing, and calls may be lost: it only wakes, the store decides."""
+        It may be called for nothing, and calls may be lost: it only wakes, the store decides. A task that listens is kept alive
+        by the `supervisor`."""
         ...

@@ -142,6 +142,7 @@ def _paused(known: Known, now: float) -> str:
         Hold.NONDETERMINISM: "is held because its flow asks for other steps than its journal holds",
         Hold.CORRUPT: "is held because its journal cannot be read",
         Hold.POISON: "is held as poison",
+        Hold.REFUSED: "is held because the store cannot write what it did last",
         Hold.RECOVERY: "is held by recovery",
         None: "is paused",
     }[row.hold]

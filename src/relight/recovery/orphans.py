@@ -14,20 +14,18 @@ import logging
 from collections.abc import Sequence
 
 from relight.clock import Timer
-from relight.errors import StoreError
-from relight.lifecycle.background import start_task
 from relight.lifecycle.facts import facts_of, is_alive
 from relight.lifecycle.orchestrator import Orchestrator
-from relight.lifecycle.patience import Patience
 from relight.lifecycle.recover import take_up
 from relight.model.decisions import Action, decide
 from relight.model.lease import Orphaned, Session, name_of
 from relight.model.run import Run
+from relight.supervisor import Part
 from relight.telemetry import Token, log
 
 
 class OrphanRecovery:
-    """One per engine. Implements `lifecycle.keeper.Heir`: the keeper tells it what became of its leases, and of others'."""
+    """One per engine. Implements `lifecycle.heir.Heir`: the keeper tells it what became of its leases, and of others'."""
 
     def __init__(self, orchestrator: Orchestrator) -> None:
         self._orchestrator = orchestrator
@@ -35,9 +33,9 @@ class OrphanRecovery:
         self._wanted = asyncio.Event()
         self._timer: Timer | None = None
         self._timer_at = float("inf")
-        self._task: asyncio.Task[None] | None = None
+        self._part: Part | None = None
+        self._starting = True  # no whole round has been made yet
         self._said_dead: set[str] = set()
-        self._own_left = True  # runs may be left in our own session's name that nobody drives
         self.settled = asyncio.Event()  # a whole round was made and nothing was left to do
 
     # ---- Heir
@@ -48,7 +46,6 @@ class OrphanRecovery:
 
     def lease_regained(self, lapsed: bool) -> None:
         self._orchestrator.take_again(lapsed)
-        self._own_left = True
         self._wanted.set()
 
     def orphans(self, orphaned: Orphaned) -> None:
@@ -57,44 +54,30 @@ class OrphanRecovery:
     # ---- the loop
 
     def start(self) -> None:
-        self._task = start_task(self._services.loop, self.run(), "recovery")
+        self._part = self._services.supervisor.keep("recovery", self.run)
 
     async def stop(self) -> None:
         """Claim nothing any more."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        if self._part is not None:
+            await self._part.stop()
 
-    async def run(self) -> None:
+    async def run(self, part: Part) -> None:
         """Round after round, whenever something wants one; never two at once."""
-        patience = Patience()
-        limit = self._services.config.recovery.max_startup_recovery
-        starting = True
+        # A claim that failed may leave us a lease without its run; whoever finds that out writes us into the row.
+        self._orchestrator.lookout.look_for_lost()
         while True:
             self._wanted.clear()
-            try:
-                await self.round(limit, starting=starting)
-            except Exception as error:  # noqa: BLE001 - this loop never ends: runs would be stranded in silence
-                known = isinstance(error, StoreError)
-                log(
-                    logging.WARNING if known else logging.CRITICAL,
-                    Token.RECOVERY_FAILED if known else Token.INTERNAL_ERROR,
-                    f"{error}; trying again in {patience.seconds:.2g}s",
-                    None if known else error,
-                )
-                # A claim that failed may leave us a lease without its run; whoever finds that out writes us into the row.
-                self._own_left = True
-                await patience.pause()
-                continue
-            patience.again()
-            starting = False
-            limit = self._services.config.recovery.max_claims_per_check
+            config = self._services.config.recovery
+            limit = config.max_startup_recovery if self._starting else config.max_claims_per_check
+            await self.round(limit, starting=self._starting)
+            self._starting = False
+            part.well()
             if not self._wanted.is_set():
                 self.settled.set()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._services.config.recovery.check_interval_seconds):
+                async with asyncio.timeout(config.check_interval_seconds):
                     await self._wanted.wait()
 
     async def round(self, limit: int, *, starting: bool = False) -> int:
@@ -110,9 +93,6 @@ class OrphanRecovery:
         alive = {session.owner for session in sessions.values() if is_alive(session)}
         dead = [owner for owner in owners if owner not in alive and owner != me]
         dead.sort(key=lambda owner: name_of(owner) != name_of(me))  # our own name first
-        if self._own_left:
-            self._own_left = False
-            dead.append(me)  # last: what others have found to be ours since we read the owners is among these then
         claimed = 0
         for owner in dead:
             claimed += await self._recover(owner, sessions.get(owner), limit)
@@ -147,15 +127,13 @@ class OrphanRecovery:
         )
 
     async def _recover(self, owner: str, session: Session | None, limit: int) -> int:
-        """One dead owner's runs, pass after pass. Ours are those that a lost lease or a failing store left behind."""
+        """One dead owner's runs, pass after pass."""
         claimed, after = 0, None
         while True:
             await self._orchestrator.wait_for_room()
             size = min(limit, self._orchestrator.room)
             rows = await self._services.store.list_active_roots(owner, after, size)
-            wanted = [row for row in rows if not self._ours(row) and self._is_stale(row, session)]
-            if owner == self._services.owner:
-                wanted = await self._still_ours(wanted)
+            wanted = [row for row in rows if self._is_stale(row, session)]
             if wanted:
                 self._say_dead(owner, session)
                 count = await take_up(self._orchestrator, wanted, crashed=True)
@@ -165,27 +143,15 @@ class OrphanRecovery:
                 return claimed
             after = rows[-1].id
 
-    def _ours(self, row: Run) -> bool:
-        """Driven by this process, or about to be. A dead owner's is not, even if somebody here calls start() with its id at
-        this moment: that finds the run which is there, and drives nothing."""
-        return row.owner == self._services.owner and self._orchestrator.has(row.id)
-
-    async def _still_ours(self, rows: list[Run]) -> list[Run]:
-        """Those not in memory that are in our name even so. Read again: what was driven when the page was read may have been
-        parked or paused before it was looked for in memory, and would be taken for crashed."""
-        again = await self._services.store.get_runs([row.id for row in rows]) if rows else []
-        return [row for row in again if row.owner == self._services.owner]
-
     def _is_stale(self, row: Run, session: Session | None) -> bool:
         """Asked before anything is claimed or read: with what the row and the lease tell."""
-        mine = row.owner == self._services.owner
-        decision = decide(facts_of(self._services, row, crashed=True, session=None if mine else session))
+        decision = decide(facts_of(self._services, row, crashed=True, session=session))
         if decision.until is not None:
             self._look_at(decision.until)
         return decision.action is not Action.LEAVE
 
     def _say_dead(self, owner: str, session: Session | None) -> None:
-        if owner in self._said_dead or owner == self._services.owner:
+        if owner in self._said_dead:
             return
         self._said_dead.add(owner)
         since = "" if session is None else f" (last heartbeat {session.heartbeat_at:.3f})"

@@ -15,6 +15,7 @@ from relight.errors import StoreUnavailableError
 from relight.model import journal as j
 from relight.model.run import Hold, ItemResult, LogLine, Message, News, Page, Run, RunChange, RunFilter
 from relight.ports.store import Commit, CommitResult, Committed, Store
+from relight.supervisor import Supervisor
 from relight.testing.ledger import Ledger, Line
 
 T = TypeVar("T")
@@ -180,8 +181,8 @@ class CrashingStore:
     async def close(self) -> None:
         await self._do("close", self._inner.close())
 
-    def watch(self, changed: Callable[[News], None]) -> None:
-        self._inner.watch(changed)
+    def watch(self, changed: Callable[[News], None], supervisor: Supervisor | None = None) -> None:
+        self._inner.watch(changed, supervisor)
 
     async def get_run(self, run_id: str) -> Run | None:
         return await self._do("get_run", self._inner.get_run(run_id))

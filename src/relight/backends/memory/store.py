@@ -29,6 +29,7 @@ from relight.model.run import (
     parse_cursor,
 )
 from relight.ports.store import Commit, CommitResult
+from relight.supervisor import Supervisor
 
 
 class MemoryStore:
@@ -48,7 +49,7 @@ class MemoryStore:
     async def close(self) -> None:
         pass
 
-    def watch(self, changed: Callable[[News], None]) -> None:
+    def watch(self, changed: Callable[[News], None], supervisor: Supervisor | None = None) -> None:
         """Objects that share the store hear of each other; a lone one has nobody to hear of."""
         self.data.watch(changed)
 

@@ -15,6 +15,7 @@ import asyncpg
 
 from relight.backends.postgres.connection import Connection, Connector, Target, read_only
 from relight.errors import StoreUnavailableError
+from relight.supervisor import Part, Supervisor
 
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 10.0
@@ -29,47 +30,53 @@ _log = logging.getLogger("relight.backends.postgres")
 class Listener:
     """`heard` is called with the payload of each notification, `missed` when some may have been lost."""
 
-    def __init__(self, target: Target, channel: str, heard: Callable[[str], None], missed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        target: Target,
+        channel: str,
+        heard: Callable[[str], None],
+        missed: Callable[[], None],
+        supervisor: Supervisor | None = None,
+    ) -> None:
         self._target = target
         self._channel = channel
         self._heard = heard
         self._missed = missed
         self._connector = Connector(target, lambda connection: connection.terminate())
         self._lost = asyncio.Event()  # of the connection that listens
-        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"relight-listen-{channel}")
+        self._part = (supervisor or Supervisor()).keep(f"listen-{channel}", self._run, essential=False)
 
     def renew(self) -> None:
         """Listen over a new connection: the server may not be the one any more that others tell their news."""
         self._lost.set()
 
     async def close(self) -> None:
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await self._part.stop()
         await self._connector.close(CLOSE_SECONDS)
 
-    async def _run(self) -> None:
+    async def _run(self, part: Part) -> None:
         pause = FIRST_PAUSE_SECONDS
         while True:
             try:
                 connection = await self._connector.connect()
                 try:
-                    await self._listen(connection)
+                    await self._listen(connection, part)
                 finally:
                     connection.terminate()
                 pause = FIRST_PAUSE_SECONDS
             except (StoreUnavailableError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
-                # Whatever it is, polling goes on without us; a listener that ended would be missed by nobody for days.
+                # Polling goes on without us. Anything else is a bug, and the supervisor's.
                 _log.warning("cannot listen for news, asking again in %.1f s: %s", pause, error)
                 pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
             await wait(pause)
 
-    async def _listen(self, connection: Connection) -> None:
+    async def _listen(self, connection: Connection, part: Part) -> None:
         """Until the connection is lost, or its server is no primary any more."""
         lost = self._lost = asyncio.Event()
         connection.add_termination_listener(lambda _: lost.set())
         await connection.add_listener(self._channel, self._on_notification)
         self._missed()
+        part.well()
         while not lost.is_set():
             try:
                 async with asyncio.timeout(PROBE_SECONDS):
@@ -86,22 +93,21 @@ class Listener:
 class Ticker:
     """Calls `missed` every TICK_SECONDS."""
 
-    def __init__(self, missed: Callable[[], None]) -> None:
+    def __init__(self, missed: Callable[[], None], supervisor: Supervisor | None = None) -> None:
         self._missed = missed
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="relight-tick")
+        self._part = (supervisor or Supervisor()).keep("tick", self._run, essential=False)
 
     def renew(self) -> None:
         """It has no connection."""
 
     async def close(self) -> None:
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await self._part.stop()
 
-    async def _run(self) -> None:
+    async def _run(self, part: Part) -> None:
         while True:
             await wait(TICK_SECONDS)
             self._missed()
+            part.well()
 
 
 async def wait(seconds: float) -> None:

@@ -42,6 +42,7 @@ from relight.errors import StoreUnavailableError
 from relight.model.journal import Journal
 from relight.model.run import Hold, ItemResult, LogLine, Message, News, Page, Run, RunChange, RunFilter
 from relight.ports.store import Commit, CommitResult
+from relight.supervisor import Supervisor
 
 CONNECTIONS = 2  # apart from those for commits and the one that listens
 
@@ -110,14 +111,14 @@ class PostgresStore:
 
     # ---- hearing other processes
 
-    def watch(self, changed: Callable[[News], None]) -> None:
+    def watch(self, changed: Callable[[News], None], supervisor: Supervisor | None = None) -> None:
         _ = self._pool  # only an open store hears
         self._changed = changed
         if self._hearing is None:
             if self._target.pgbouncer:
-                self._hearing = Ticker(self._missed)
+                self._hearing = Ticker(self._missed, supervisor)
             else:
-                self._hearing = Listener(self._target, f"{self.schema}.news", self._heard, self._missed)
+                self._hearing = Listener(self._target, f"{self.schema}.news", self._heard, self._missed, supervisor)
 
     def _missed(self) -> None:
         if self._changed is not None:

@@ -33,6 +33,7 @@ from relight.errors import StoreError, StoreUnavailableError
 from relight.model.journal import Journal
 from relight.model.run import Hold, ItemResult, LogLine, Message, News, Page, Run, RunChange, RunFilter
 from relight.ports.store import Commit, CommitResult
+from relight.supervisor import Supervisor
 
 T = TypeVar("T")
 
@@ -139,7 +140,7 @@ class SqliteStore:
 
     # ---- hearing other processes
 
-    def watch(self, changed: Callable[[News], None]) -> None:
+    def watch(self, changed: Callable[[News], None], supervisor: Supervisor | None = None) -> None:
         """Polls on the writer's connection: there `data_version` tells of others only, never of our own commits.
 
         That somebody has written is all it tells, not what.

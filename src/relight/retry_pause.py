@@ -1,0 +1,31 @@
+"""How long to wait before something that failed is tried again: longer each time, up to a limit.
+
+The pause is real time also under a test's clock: what it waits for is a disk, a server or a bug, not a schedule.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+FIRST_PAUSE_SECONDS = 0.05
+LONGEST_PAUSE_SECONDS = 5.0
+
+_sleep = asyncio.sleep  # noqa: TID251 - see the module's docstring
+
+
+class RetryPause:
+    """Pauses that grow, until `reset`."""
+
+    def __init__(self) -> None:
+        self.seconds = FIRST_PAUSE_SECONDS  # the next one
+
+    def reset(self) -> None:
+        self.seconds = FIRST_PAUSE_SECONDS
+
+    def next(self) -> float:
+        """This one; the one after it is longer."""
+        seconds, self.seconds = self.seconds, min(2 * self.seconds, LONGEST_PAUSE_SECONDS)
+        return seconds
+
+    async def wait(self) -> None:
+        await _sleep(self.next())

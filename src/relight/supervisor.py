@@ -1,0 +1,180 @@
+"""Supervisor: keeps the engine's long-lived tasks alive, and says how they are.
+
+    work ── raises ──▶ reported and counted ──▶ a pause, longer each time ──▶ work, from its beginning
+                            │
+                            └─ MOST_FAILURES in a row, without one good round between them: `broken`
+                               the next good round after that: `mended`
+
+Not every task is essential: what only wakes (a listener) may fail for ever, and costs latency. A task is an endless coroutine
+function. It calls `Part.well` after each round that did what it is there for. An outage (the
+store or the lease manager does not answer) is no fault of the task: it is said, and tried again, but never counts as broken,
+since every process that shares the server has the same.
+
+What broken means for the process is for whoever owns the supervisor to say: see `engine.py`, which lets go of the lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+
+from relight.clock import SYSTEM_CLOCK
+from relight.errors import StoreError
+from relight.retry_pause import RetryPause
+
+MOST_FAILURES = 8  # in a row; with the pauses between them, about ten seconds
+MENDED_SECONDS = (
+    60.0  # a broken part counts as mended by a good round that comes so long after: or its process would flap
+)
+CANCEL_SECONDS = 0.1  # between two cancellations of one task
+
+Work = Callable[["Part"], Coroutine[Any, Any, None]]
+
+
+class PartHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """One long-lived task."""
+
+    name: str
+    failures: int  # since the engine was opened: exceptions that ended it, each a bug
+    failing: bool  # the last round failed, and it is tried again
+    broken: bool  # it cannot be kept alive
+    error: str  # the last exception; "" if there was none
+
+
+class Part:
+    """One long-lived task, while it is kept alive. Everything but the reading of its numbers happens on its loop."""
+
+    def __init__(self, name: str, supervisor: Supervisor, *, essential: bool = True) -> None:
+        self.name = name
+        self.essential = essential
+        self.failures = 0
+        self.in_a_row = 0
+        self.broken = False
+        self.outage = ""  # why it cannot do its work right now, if that is no fault of its own
+        self.error = ""
+        self.task: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._broken_at = 0.0
+        self._pause = RetryPause()
+        self._supervisor = supervisor
+
+    def well(self) -> None:
+        """A round did what it is there for."""
+        if not self.in_a_row and not self.outage:
+            return
+        if self.broken:
+            if SYSTEM_CLOCK.monotonic() < self._broken_at + MENDED_SECONDS:
+                return
+            self.broken = False
+            self._supervisor.mended(self)
+        self.in_a_row, self.outage = 0, ""
+        self._pause.reset()
+
+    def failed(self, error: Exception) -> None:
+        if isinstance(error, StoreError):
+            self.outage = str(error)
+        else:
+            self.failures += 1
+            self.in_a_row += 1
+            self.error = repr(error)
+        self._supervisor.report(self, error, self._pause.seconds)
+        if self.in_a_row >= MOST_FAILURES and self.essential and not self.broken:
+            self._break()
+
+    def next_pause(self) -> float:
+        """For a part that is no task: how long to wait before it is tried again."""
+        return self._pause.next()
+
+    async def run(self, work: Work) -> None:
+        while True:
+            try:
+                await work(self)
+                self._stopping = True  # it ends by itself only when it was told to
+                return
+            except Exception as error:  # noqa: BLE001 - whatever it is: without this task runs would be stranded in silence
+                self.failed(error)
+            await self._pause.wait()
+
+    async def stop(self) -> None:
+        """Cancel the task until it has ended. Once need not do: a driver may swallow a cancellation that comes together with
+        an answer or an error (gRPC does), and a loop that tries again goes on then."""
+        self._stopping = True
+        task = self.task
+        while task is not None and not task.done():
+            task.cancel()
+            await asyncio.wait([task], timeout=CANCEL_SECONDS)
+
+    def ended(self, _: object) -> None:
+        """The task is over. Cancelled from outside, it is not begun again: the program ends, or wanted every task to."""
+        if not self._stopping and self.essential:
+            self.error = "its task was cancelled by the program"
+            self._break()
+
+    def _break(self) -> None:
+        self.broken, self._broken_at = True, SYSTEM_CLOCK.monotonic()
+        self._supervisor.broke(self)
+
+    @property
+    def health(self) -> PartHealth:
+        return PartHealth(
+            name=self.name,
+            failures=self.failures,
+            failing=self.in_a_row > 0 or bool(self.outage),
+            broken=self.broken,
+            error=self.outage or self.error,
+        )
+
+
+def _log(part: Part, error: Exception, pause_seconds: float) -> None:
+    """For a part that nobody has given a supervisor to: a store opened by itself, in a test."""
+    logging.getLogger("relight").warning("%s: %r; trying again in %.2gs", part.name, error, pause_seconds)
+
+
+class Supervisor:
+    """One per engine; its parts may live on several loops."""
+
+    def __init__(self, report: Callable[[Part, Exception, float], None] = _log) -> None:
+        self.report = report
+        # Called in the thread of the part: an essential one cannot be kept alive; all of them can again.
+        self.on_broken: Callable[[Part], None] | None = None
+        self.on_mended: Callable[[Part], None] | None = None
+        self.parts: dict[str, Part] = {}
+
+    def part(self, name: str, *, essential: bool = True) -> Part:
+        """One that is no task (a thread), and says itself how it is."""
+        part = self.parts[name] = Part(name, self, essential=essential)
+        return part
+
+    def keep(self, name: str, work: Work, *, essential: bool = True) -> Part:
+        """Keep this alive, on the loop that is running, until `Part.stop`. In a context of its own: it is part of no run, whoever
+        starts it. The task is made by hand, since the program's task factory may be an eager one."""
+        part = self.part(name, essential=essential)
+        loop, nobody = asyncio.get_running_loop(), contextvars.Context()
+        part.task = asyncio.Task(part.run(work), loop=loop, name=f"relight-{name}", context=nobody)
+        part.task.add_done_callback(part.ended)
+        return part
+
+    async def stop(self) -> None:
+        """End what is left on this loop."""
+        loop = asyncio.get_running_loop()
+        here = [part for part in self.parts.values() if part.task is not None and part.task.get_loop() is loop]
+        await asyncio.gather(*(part.stop() for part in here))
+
+    def broke(self, part: Part) -> None:
+        if self.on_broken is not None:
+            self.on_broken(part)
+
+    def mended(self, part: Part) -> None:
+        if self.on_mended is not None and not self.trouble:
+            self.on_mended(part)
+
+    @property
+    def trouble(self) -> str:
+        """Which parts cannot be kept alive, and why; "" when all can."""
+        broken = [part for part in self.parts.values() if part.broken]
+        return "; ".join(f"{part.name} keeps failing: {part.error}" for part in broken)
