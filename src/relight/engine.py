@@ -41,7 +41,7 @@ from relight.lifecycle.orchestrator import Orchestrator
 from relight.lifecycle.record import Recorder
 from relight.lifecycle.services import Services
 from relight.lifecycle.start import start
-from relight.lifecycle.threads import Threads
+from relight.lifecycle.thread_pool import Threads
 from relight.metrics import Metrics
 from relight.model.run import ItemResult, Message, Page, Run, RunFilter, Status
 from relight.parts import make_leases, make_store

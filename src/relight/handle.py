@@ -21,7 +21,7 @@ from relight.errors import (
 from relight.flow.payloads import ValueCodec, rebuild_error
 from relight.flow.registry import REGISTRY
 from relight.model.journal import ErrorRecord
-from relight.model.run import ENDS_PAUSE, Hold, Message, MessageKind, Run, Status
+from relight.model.run import Hold, Message, MessageKind, Run, Status
 
 if TYPE_CHECKING:
     from relight.engine import Relight
@@ -78,10 +78,7 @@ class Handle:
                     assert row is not None
                     if row.status.terminal:
                         return row
-                    if not await self._being_freed(row):
-                        row = await self._relight.row(self.id)  # again: it may have gone on between the two looks
-                        if row.status.terminal:
-                            return row
+                    if not self._being_freed(row):
                         _raise_if_held(row)
                     if orchestrator.stopping:  # nobody will tell us any more
                         raise RelightError(
@@ -93,18 +90,16 @@ class Handle:
             finally:
                 unwatch()
 
-    async def _being_freed(self, row: Run) -> bool:
-        """Whether what frees a held run has happened already, so that it goes on (or ends) in a moment."""
-        if row.status is not Status.PAUSED:
+    def _being_freed(self, row: Run) -> bool:
+        """Whether somebody who knows the flow of a run that is held for want of it takes it up in a moment. This process does, if
+        it drives runs. A client cannot know who is there: orchestrators that know the flow look for such runs at least
+        every check_interval, so after two of them there is none."""
+        config = self._relight.config
+        if row.hold is not Hold.DEFINITION or REGISTRY.find(row.flow) is None:
             return False
-        if (
-            row.hold is Hold.DEFINITION
-            and REGISTRY.find(row.flow) is not None
-            and self._relight.config.recovery.enabled
-        ):
-            return True
-        told = await self._relight.services.store.inbox([row.root_id])
-        return any(message.kind in ENDS_PAUSE for message in told)
+        if config.drive:
+            return config.recovery.enabled
+        return self._relight.services.clock.now() < row.updated_at + 2 * config.recovery.check_interval_seconds
 
     async def _outcome(self, row: Run) -> Any:
         if row.status is Status.CANCELLED:

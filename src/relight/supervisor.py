@@ -28,9 +28,9 @@ from relight.errors import StoreError
 from relight.retry_pause import RetryPause
 
 MOST_FAILURES = 8  # in a row; with the pauses between them, about ten seconds
-MENDED_SECONDS = (
-    60.0  # a broken part counts as mended by a good round that comes so long after: or its process would flap
-)
+# A broken part counts as mended by a good round that comes so long after, or its process would take and lose its lease in turns.
+MENDED_SECONDS = 60.0
+QUIET_SECONDS = 10.0  # one that only waits for something (a listener) is well when it has done so for this long
 CANCEL_SECONDS = 0.1  # between two cancellations of one task
 
 Work = Callable[["Part"], Coroutine[Any, Any, None]]
@@ -59,7 +59,7 @@ class Part:
         self.error = ""
         self.task: asyncio.Task[None] | None = None
         self._stopping = False
-        self._broken_at = 0.0
+        self._broken_at = self._begun_at = 0.0
         self._pause = RetryPause()
         self._supervisor = supervisor
 
@@ -75,7 +75,19 @@ class Part:
         self.in_a_row, self.outage = 0, ""
         self._pause.reset()
 
+    @property
+    def failing(self) -> bool:
+        """The last round failed, and none has gone well since."""
+        return (self.in_a_row > 0 or bool(self.outage)) and not self._quiet
+
+    @property
+    def _quiet(self) -> bool:
+        return SYSTEM_CLOCK.monotonic() - self._begun_at >= QUIET_SECONDS
+
     def failed(self, error: Exception) -> None:
+        if self._quiet and self.task is not None:
+            self.in_a_row = 0
+            self._pause.reset()
         if isinstance(error, StoreError):
             self.outage = str(error)
         else:
@@ -92,6 +104,7 @@ class Part:
 
     async def run(self, work: Work) -> None:
         while True:
+            self._begun_at = SYSTEM_CLOCK.monotonic()
             try:
                 await work(self)
                 self._stopping = True  # it ends by itself only when it was told to
@@ -124,7 +137,7 @@ class Part:
         return PartHealth(
             name=self.name,
             failures=self.failures,
-            failing=self.in_a_row > 0 or bool(self.outage),
+            failing=self.failing,
             broken=self.broken,
             error=self.outage or self.error,
         )

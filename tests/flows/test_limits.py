@@ -126,7 +126,7 @@ async def test_more_crashed_runs_than_rooms_are_all_recovered(world: World):
 
 
 def threads_in_use(world: World) -> int:
-    return world.rl.services.threads._busy
+    return world.rl.services.threads.in_use
 
 
 @pytest.mark.parametrize("threads", [1, 2])

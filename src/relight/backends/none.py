@@ -21,7 +21,7 @@ class NoLeases:
         self._closed = asyncio.Event()
 
     async def open(self, owner: str, process: Process, ttl_seconds: float) -> None:
-        self._closed.clear()
+        self._closed = asyncio.Event()  # of the loop that opens it
 
     async def close(self) -> None:
         self._closed.set()

@@ -35,7 +35,7 @@ async def checkpoint(run: LiveRun) -> None:
             raise journal
         folded: Journal = journal
         # In a thread: folding a hundred thousand entries must not hold up the loop that drives everything else.
-        sequence, size, state = await run.services.threads.call(lambda: _fold(folded), None, bounded=False)
+        sequence, size, state = await run.services.threads.call(lambda: _fold(folded), None)
         await run.services.store.checkpoint(run.id, run.writer.epoch, sequence, state)
     except StoreError as error:
         log(logging.WARNING, Token.CHECKPOINT_FAILED, f"run {run.id}: {error}")

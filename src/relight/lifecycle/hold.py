@@ -142,6 +142,8 @@ async def _threads_gone(run: LiveRun, grace_seconds: float) -> None:
     await asyncio.wait([turns.gone], timeout=max(grace_seconds, STOP_SECONDS))
     if turns.threads:
         _say_stuck(run)
+        for thread in turns.threads:
+            thread.abandon()
 
 
 async def _bodies_gone(run: LiveRun) -> None:

@@ -255,6 +255,7 @@ class Keeper:
                 return
             if self._withheld:
                 await self._give_away()
+                continue
             sent = self._monotonic()
             lapsed = sent >= self.valid_until
             self._pause = min(self._ttl / 12, 1.0)
@@ -310,6 +311,7 @@ class Keeper:
                 log(logging.WARNING, Token.LEASE_LOST, f"{self.owner}: the session could not be ended: {error}")
         while self._withheld and not self._stop.is_set():
             await self._wait(None)
+        self._pause = 0.0
 
     async def _watch(self, part: Part) -> None:
         """Pass on whose session has ended. Pushes only wake: without them recovery is slower, not wrong."""

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from relight.lifecycle.orchestrator import Orchestrator
 
 
+TRIES_ALONE = 3
+
 _TOKENS = {
     Action.RESUME: Token.RUN_RESUMED,
     Action.CANCEL: Token.RUN_GIVEN_UP,
@@ -140,8 +142,11 @@ async def _restore(
     return restored
 
 
-async def _read(services: Services, ids: list[str]) -> tuple[list[Journal | Exception], dict[str, list[Message]]]:
-    """Journals and inboxes. If reading them breaks, they are read one by one, to find out which run it is."""
+async def _read(
+    services: Services, ids: list[str], tries: int = TRIES_ALONE
+) -> tuple[list[Journal | Exception], dict[str, list[Message]]]:
+    """Journals and inboxes. If reading them breaks, they are read one by one, to find out which run it is; and that one again, in
+    case it has passed."""
     inboxes: dict[str, list[Message]] = {run_id: [] for run_id in ids}
     try:
         journals = await services.store.read(ids)
@@ -150,8 +155,11 @@ async def _read(services: Services, ids: list[str]) -> tuple[list[Journal | Exce
     except StoreError:
         raise
     except Exception as error:  # noqa: BLE001 - a bug that some run's rows bring out
-        if len(ids) == 1:
+        log(logging.CRITICAL, Token.INTERNAL_ERROR, f"reading {len(ids)} runs broke: {error!r}", error)
+        if len(ids) == 1 and tries == 1:
             return [error], inboxes
+        if len(ids) == 1:
+            return await _read(services, ids, tries - 1)
         journals = []
         for run_id in ids:
             alone, inbox = await _read(services, [run_id])

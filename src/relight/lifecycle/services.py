@@ -16,7 +16,7 @@ from relight.lifecycle.bodies import Bodies
 from relight.lifecycle.floor import Floor
 from relight.lifecycle.keeper import Keeper
 from relight.lifecycle.record import Recorder
-from relight.lifecycle.threads import Threads
+from relight.lifecycle.thread_pool import Threads
 from relight.metrics import Metrics
 from relight.ports.store import Store
 from relight.supervisor import Supervisor

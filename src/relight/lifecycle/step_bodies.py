@@ -23,6 +23,7 @@ from relight.telemetry import Token, log
 
 if TYPE_CHECKING:
     from relight.lifecycle.steps import StepOperation
+    from relight.lifecycle.thread_pool import Slot
 
 
 async def do_plainly(op: StepOperation) -> None:
@@ -127,11 +128,16 @@ async def _attempts(op: StepOperation) -> None:
             return  # the next attempt is made when the run comes back, if it does; or the flow has given up on it
         if attempt > 1 and run.doubtful:
             await run.confirm()
-        if deadline is None:
-            deadline = await _announce(op, attempt)
         info = StepInfo(run.run_id(op.scope.run_key), op.key, attempt, run.id)
+        asked_at = run.services.clock.now()
+        # First: what waits for a thread has not begun, and its time does not run.
+        slot = None if step.is_async or op.scope.holds_thread else await run.services.threads.slot()
         try:
-            completed(op, await _body(op, info, deadline), attempt)
+            if deadline is None:
+                deadline = await _announce(op, attempt)
+            else:
+                deadline += run.services.clock.now() - asked_at
+            completed(op, await _body(op, info, deadline, slot), attempt)
         except (Unwind, asyncio.CancelledError):
             raise
         except BaseException as raised:  # noqa: BLE001 - as in do
@@ -147,6 +153,9 @@ async def _attempts(op: StepOperation) -> None:
             run.set_running()
         else:
             return
+        finally:
+            if slot is not None:
+                slot.release()
         await _pause(op, until)
         await run.settle()
         attempt += 1
@@ -201,17 +210,17 @@ async def _announce(op: StepOperation, attempt: int) -> float | None:
     return deadline
 
 
-async def _body(op: StepOperation, info: StepInfo, deadline: float | None) -> Any:
+async def _body(op: StepOperation, info: StepInfo, deadline: float | None, slot: Slot | None) -> Any:
     """One attempt of the function itself."""
     if deadline is None:
-        return await _call(op, info)
+        return await _call(op, info, slot)
     remaining = deadline - op.run.services.clock.now()
     if remaining <= 0:
         raise StepTimeoutError(f"step {info.step!r} passed its deadline while no process was running it")
     limit = None
     try:
         async with time_limit(op.run.services.clock, remaining) as limit:
-            return await _call(op, info)
+            return await _call(op, info, slot)
     except TimeoutError as error:
         if limit is None or not limit.expired():
             raise
@@ -220,11 +229,11 @@ async def _body(op: StepOperation, info: StepInfo, deadline: float | None) -> An
         ) from error
 
 
-async def _call(op: StepOperation, info: StepInfo) -> Any:
+async def _call(op: StepOperation, info: StepInfo, slot: Slot | None) -> Any:
     op.run.inflight[op.key] = op
     try:
         if not op.step.is_async:
-            return await _call_in_thread(op, info)
+            return await _call_in_thread(op, info, slot)
         CURRENT.set(info)
         return await op.step.fn(*op.args, **op.kwargs)
     finally:
@@ -235,7 +244,7 @@ class _LapsedError(Exception):
     """Our lease has lapsed while a step waited for a thread."""
 
 
-async def _call_in_thread(op: StepOperation, info: StepInfo) -> Any:
+async def _call_in_thread(op: StepOperation, info: StepInfo, slot: Slot | None) -> Any:
     """A sync body. A free thread may be long in coming, so the lease is looked at again where the body begins."""
     run, step, scope = op.run, op.step, op.scope
     thread: Any = scope.thread  # a FlowThread, seen through its protocol
@@ -254,8 +263,9 @@ async def _call_in_thread(op: StepOperation, info: StepInfo) -> Any:
                 if thread is not None and step.timeout_seconds is None:
                     return await thread.lend(body, info)
                 # With a timeout it needs a thread that can be left behind.
-                return await run.services.threads.call(body, info, bounded=not scope.holds_thread)
-            except _LapsedError:
+                return await run.services.threads.call(body, info, slot)
+            except _LapsedError:  # the slot was given back with the thread
                 await run.confirm()
+                slot = None if slot is None else await run.services.threads.slot()
     finally:
         op.in_thread = False

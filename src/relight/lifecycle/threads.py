@@ -1,4 +1,4 @@
-"""Threads for sync code: step bodies, and flows that are plain functions.
+"""Flows that are plain functions, each in a thread of its own. The threads themselves are those of `thread_pool.py`.
 
 A sync flow runs in a thread of its own. Whatever it asks for is an async operation on the run's loop; the thread blocks until
 it has ended. There are no sync twins of operations: this file is the whole façade.
@@ -14,131 +14,25 @@ waits for a lock that another branch holds, or computes) no longer holds the oth
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import logging
 import queue
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from relight.errors import OutsideRunError, Unwind
 from relight.flow.call import Call
 from relight.flow.scope import CURRENT, Scope, StepInfo
+from relight.lifecycle.thread_pool import Job, Slot, Threads, tell_end
 from relight.telemetry import Token, log
 
 if TYPE_CHECKING:
     from relight.lifecycle.run import LiveRun
 
 T = TypeVar("T")
-IDLE_SECONDS = 10.0
 LONGEST_TURN_SECONDS = 1.0
-
-
-class Threads:
-    """A cache of daemon threads. Daemons, because a step that never returns must not keep the process from exiting."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, limit: int) -> None:
-        self.loop = loop
-        self._limit = limit
-        self._busy = 0
-        self.abandoned = 0  # threads whose work nobody waits for any more, and which have not ended
-        self._lock = threading.Lock()
-        self._idle: deque[queue.SimpleQueue[Callable[[], None]]] = deque()
-        self._backlog: deque[Callable[[], None]] = deque()
-
-    def submit(self, job: Callable[[], None], *, bounded: bool = True) -> None:
-        """Run `job` in a thread. Over the limit it waits its turn; what a flow waits for that already holds a thread is not
-        bounded, or a full house of flows waiting for their own branches would never move."""
-        if bounded:
-            with self._lock:
-                if self._busy >= self._limit:
-                    self._backlog.append(job)
-                    return
-                self._busy += 1
-            self._start(lambda: self._bounded(job))
-        else:
-            self._start(job)
-
-    def _bounded(self, job: Callable[[], None] | None) -> None:
-        while job is not None:
-            job()
-            with self._lock:
-                if self._backlog:
-                    job = self._backlog.popleft()
-                else:
-                    self._busy -= 1
-                    job = None
-
-    def _start(self, job: Callable[[], None]) -> None:
-        with self._lock:
-            if self._idle:
-                self._idle.pop().put(job)
-                return
-        threading.Thread(target=self._work, args=(job,), name="relight-worker", daemon=True).start()
-
-    def _work(self, job: Callable[[], None]) -> None:
-        jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        while True:
-            job()
-            del job  # or an idle thread would keep the last flow's objects alive
-            with self._lock:
-                self._idle.append(jobs)
-            try:
-                job = jobs.get(timeout=IDLE_SECONDS)
-            except queue.Empty:
-                with self._lock:
-                    if jobs in self._idle:
-                        self._idle.remove(jobs)
-                        return
-                job = jobs.get()  # handed over in the last moment
-
-    async def call(self, fn: Callable[[], T], current: StepInfo | None, *, bounded: bool = True) -> T:
-        """Run a sync body in a thread; CURRENT is `current` there. Cancelling the caller abandons the thread."""
-        future: asyncio.Future[T] = self.loop.create_future()
-        context = contextvars.copy_context()
-        context.run(CURRENT.set, current)
-        self.submit(lambda: _finish(self.loop, future, lambda: context.run(fn)), bounded=bounded)
-        return await future
-
-
-def _finish(
-    loop: asyncio.AbstractEventLoop,
-    future: asyncio.Future[T],
-    fn: Callable[[], T],
-    then: Callable[[], None] | None = None,
-) -> None:
-    """In a thread: run `fn`, and tell the loop how it ended."""
-    result: Any = None
-    error: BaseException | None = None
-    try:
-        result = fn()
-    except BaseException as caught:  # noqa: BLE001 - carried to whoever waits for it
-        error = caught
-
-    def end() -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(result)
-        elif isinstance(error, StopIteration):  # a future refuses to carry it
-            future.set_exception(RuntimeError(f"StopIteration escaped: {error!r}"))
-        else:
-            future.set_exception(error)
-
-    def settle() -> None:
-        if isinstance(future, ThreadFuture):
-            with future.run_loop.driving():
-                end()
-        else:
-            end()
-        if then is not None:
-            then()
-
-    with contextlib.suppress(RuntimeError):  # the loop is gone, and with it everybody who could want to know
-        loop.call_soon_threadsafe(settle)
 
 
 class Turns:
@@ -242,6 +136,16 @@ class ThreadFuture(asyncio.Future[T]):
         self._outer = len(thread.operations)  # what was under way when it began: not of this code
         self._may_ask = True
 
+    def settled(self, then: Callable[[], None]) -> Callable[[Callable[[], None]], None]:
+        """On the program's loop: let it end, as part of the run, and then tell whoever has to know."""
+
+        def settle(end: Callable[[], None]) -> None:
+            with self.run_loop.driving():
+                end()
+            then()
+
+        return settle
+
     def cancel(self, msg: Any = None) -> bool:
         if self._may_ask and not self.done():
             self._may_ask = False
@@ -263,6 +167,7 @@ class FlowThread:
         self.operations: list[asyncio.Task[Any]] = []  # those it waits for, the innermost last
         self.loop = threads.loop
         self._threads = threads
+        self._job: Job | None = None
         self._bounded = bounded
         self._answers: queue.SimpleQueue[tuple[Any, BaseException | None, Callable[[], None] | None]] = (
             queue.SimpleQueue()
@@ -284,9 +189,27 @@ class FlowThread:
 
         self._running = True
         self.turns.threads.add(self)
-        go = lambda: self._threads.submit(lambda: _finish(self.loop, future, body, ended), bounded=self._bounded)  # noqa: E731
-        self.turns.want(self, go)
+        self.turns.want(
+            self, lambda: self._have_thread(lambda: tell_end(self.loop, future, body, future.settled(ended)))
+        )
         return future
+
+    def _have_thread(self, work: Callable[[], None]) -> None:
+        """Over the limit it waits its turn. A branch of a flow that already holds a thread is not bounded, or a full house of
+        flows waiting for their own branches would never move."""
+        if self._bounded:
+            self._threads.when_free(lambda slot: self._execute(work, slot))
+        else:
+            self._execute(work, None)
+
+    def _execute(self, work: Callable[[], None], slot: Slot | None) -> None:
+        self._job = Job(self._threads, work, slot, f"run {self.turns.run.id}: its flow")
+        self._threads.start(self._job.run)
+
+    def abandon(self) -> None:
+        """Its code does not end, and nobody waits for it any more."""
+        if self._job is not None:
+            self._job.abandon()
 
     def call(self, fn: Callable[[], T], scope: Scope) -> asyncio.Future[T]:
         """From inside an operation this thread waits for: run flow code in the thread. A branch that has no code of its own
@@ -306,17 +229,18 @@ class FlowThread:
             finally:
                 CURRENT.reset(token)
 
-        self.turns.want(self, lambda: self._answers.put((None, None, lambda: _finish(self.loop, future, work, ended))))
+        serve = lambda: tell_end(self.loop, future, work, future.settled(ended))  # noqa: E731 - for the thread to do
+        self.turns.want(self, lambda: self._answers.put((None, None, serve)))
         return future
 
     def lend(self, fn: Callable[[], T], info: StepInfo) -> asyncio.Future[T]:
         """Run a step's body in the thread, which waits for the step. To be awaited on the program's loop."""
         if not self._running:
-            return asyncio.ensure_future(self._threads.call(fn, info, bounded=False), loop=self.loop)
+            return asyncio.ensure_future(self._threads.call(fn, info), loop=self.loop)
         future: asyncio.Future[T] = self.loop.create_future()
         context = contextvars.copy_context()  # what the body sets stays in it, as with any step
         context.run(CURRENT.set, info)
-        self._answers.put((None, None, lambda: _finish(self.loop, future, lambda: context.run(fn))))
+        self._answers.put((None, None, lambda: tell_end(self.loop, future, lambda: context.run(fn))))
         return future
 
     def wait(self, call: Call) -> Any:

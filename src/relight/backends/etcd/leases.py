@@ -87,6 +87,7 @@ class EtcdLeases:
         self._ttl_seconds = max(1, math.ceil(ttl_seconds))
         self._call_seconds = min(MAX_CALL_SECONDS, ttl_seconds * MAX_CALL_PART)
         self._lease = 0
+        self._beginning = asyncio.Lock()  # of the loop that opens it
         self._ended.clear()
         self._connection = Connection(self._address, OPENING_SECONDS)
         try:

@@ -52,7 +52,7 @@ class SqliteLeases:
     async def open(self, owner: str, process: Process, ttl_seconds: float) -> None:
         self._owner, self._ttl_seconds = owner, ttl_seconds
         self._process = msgspec.json.encode(process).decode()
-        self._closed.clear()
+        self._closed = asyncio.Event()  # of the loop that opens it
         self._do(lambda db: None)
 
     async def close(self) -> None:

@@ -1,0 +1,532 @@
+"""Runs that nobody woke: messages while the lease is lost, full houses, broken batches, ends that were told to nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from relight import (
+    Relight,
+    Retry,
+    RunCancelledError,
+    RunStateError,
+    UnknownFlowError,
+    flow,
+    sleep,
+    spawn,
+    step,
+    wait_for,
+)
+from relight.backends.memory import MemoryLeases, MemoryStore
+from relight.backends.sqlite.leases import SqliteLeases
+from relight.backends.sqlite.store import SqliteStore
+from relight.clock import SYSTEM_CLOCK
+from relight.errors import LeasesUnavailableError
+from relight.flow.registry import REGISTRY
+from relight.handle import Handle
+from relight.lifecycle import lookout
+from relight.model import journal as j
+from relight.model.run import Hold, Run, Status
+from relight.ports.store import Commit, CommitResult
+from tests.flows.world import World, until
+
+FAST = {"lease_ttl": "1.2s", "check_interval": "0.2s"}
+
+
+class Cut(SqliteLeases):
+    """Leases whose heartbeats can be cut off."""
+
+    cut = False
+
+    async def heartbeat(self) -> bool:
+        if self.cut:
+            raise LeasesUnavailableError("cut off")
+        return await super().heartbeat()
+
+
+def parked(run: Handle, status: str = "waiting") -> Any:
+    async def look() -> bool:
+        row = await run.describe()
+        return row.status == status and row.owner is None
+
+    return look
+
+
+# ---- messages
+
+
+@pytest.mark.parametrize("told", ["signal", "cancel", "resume"])
+async def test_what_a_run_is_told_while_the_lease_is_lost_is_heard_afterwards(told: str, tmp_path: Path) -> None:
+    @flow
+    async def waits() -> Any:
+        return await wait_for("go")
+
+    path = tmp_path / "relight.db"
+    leases = Cut(path)
+    store = SqliteStore(path, clock=SYSTEM_CLOCK)
+    async with Relight(store=store, lease_manager=leases, park_after="1ms", recovery=FAST) as rl:
+        run = await rl.start(waits, id="w")
+        await until(parked(run))
+        if told == "resume":
+            await run.signal("go", 7)
+            await run.pause()
+            await until(parked(run, "paused"))
+        leases.cut = True
+        await until(lambda: not rl.services.keeper.held)
+        async with Relight(path, drive=False) as client:
+            other = await client.get("w")
+            if told == "signal":
+                await other.signal("go")
+            elif told == "cancel":
+                await other.cancel()
+            else:
+                await other.resume()
+        heard = asyncio.Event()
+        hear = rl.orchestrator.mail.hear
+
+        async def hearing() -> None:
+            await hear()
+            heard.set()
+
+        rl.orchestrator.mail.hear = hearing  # type: ignore[method-assign]
+        rl.orchestrator.lookout.listen()
+        await heard.wait()  # while the lease is lost: it is not to be forgotten
+        leases.cut = False
+        if told == "cancel":
+            with pytest.raises(RunCancelledError):
+                await run.result(timeout="20s")
+        else:
+            assert await run.result(timeout="20s") == (7 if told == "resume" else None)
+
+
+async def test_opening_wakes_no_run_for_a_message_that_it_has_heard(tmp_path: Path) -> None:
+    @flow
+    async def waits() -> Any:
+        return await wait_for("go")
+
+    path = tmp_path / "relight.db"
+    async with Relight(path, park_after="1ms") as rl:
+        run = await rl.start(waits, id="w")
+        await until(parked(run))
+        await run.signal("something else")
+        await until(parked(run))
+
+        async def heard() -> bool:
+            return (await run.describe()).wake_at is None
+
+        await until(heard)
+        epoch = (await run.describe()).epoch
+    async with Relight(path, park_after="1ms") as rl:
+        assert rl._recovery is not None
+        await rl._recovery.settled.wait()
+        rl.orchestrator.lookout.listen()
+        await rl.orchestrator.lookout.run_once()
+        assert (await (await rl.get("w")).describe()).epoch == epoch
+
+
+async def test_a_doubt_stays_while_the_lease_is_lost(tmp_path: Path) -> None:
+    @flow
+    async def works() -> str:
+        return "done"
+
+    path = tmp_path / "relight.db"
+    leases = Cut(path)
+    store = SqliteStore(path, clock=SYSTEM_CLOCK)
+    async with Relight(store=store, lease_manager=leases, recovery=FAST) as rl:
+        leases.cut = True
+        await until(lambda: not rl.services.keeper.held)
+        row = Run(
+            id="r",
+            root_id="r",
+            flow="works",
+            status=Status.RUNNING,
+            created_at=1.0,
+            updated_at=1.0,
+            owner=rl.services.owner,
+            epoch=1,
+            input=b"{}",
+        )
+        event = j.RunCreated("", "works", "", msgspec.Raw(b"{}"), "", 1.0)
+        await store.commit([Commit(root_id="r", epoch=1, create=row, entries=[j.encode_event(event)])])
+        rl.orchestrator.doubt(["r"], crashed=False)
+        await rl.orchestrator.lookout.run_once()
+        assert "r" in rl.orchestrator.doubts
+        leases.cut = False
+        assert await (await rl.get("r")).result(timeout="20s") == "done"
+
+
+async def test_a_run_that_is_ours_and_not_in_memory_is_found_by_looking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever dropped it: nobody else may touch it, since its owner is alive."""
+    monkeypatch.setattr(lookout, "LOST_SECONDS", 0.1)
+    monkeypatch.setattr(lookout, "CHECK_SECONDS", 0.1)
+
+    @flow
+    async def waits() -> Any:
+        return await wait_for("go")
+
+    async with Relight(tmp_path / "relight.db", park_after="1h") as rl:
+        run = await rl.start(waits, id="w")
+        await until(lambda: "w" in rl.orchestrator.live)
+        lost = rl.orchestrator.live.pop("w")
+        await until(lambda: rl.orchestrator.live.get("w") not in (None, lost))
+        await run.signal("go", 1)
+        assert await run.result(timeout="20s") == 1
+
+
+# ---- batches
+
+
+class Picky(MemoryStore):
+    """Breaks on commits that hold a certain text, as a server does on a value that it cannot store."""
+
+    once = False  # only the first time
+    all_of_them = False  # whatever they hold
+
+    def __init__(self) -> None:
+        super().__init__(clock=SYSTEM_CLOCK)
+        self.broke = 0
+
+    async def commit(self, commits: Sequence[Commit]) -> list[CommitResult]:
+        guilty = any(b"guilty" in entry for commit in commits for entry in commit.entries if commit.create is None)
+        if (guilty or self.all_of_them) and not (self.once and self.broke):
+            self.broke += 1
+            raise ValueError("index row size 2712 exceeds maximum 2704")
+        return await super().commit(commits)
+
+
+def batch_of(name: str) -> Any:
+    """A flow whose runs all record their step in one batch."""
+    together = asyncio.Event()
+    waiting: list[str] = []
+
+    @step
+    async def meet(what: str) -> str:
+        waiting.append(what)
+        if len(waiting) >= 20:
+            together.set()
+        await together.wait()
+        return what
+
+    @flow(name=name)
+    async def meets(what: str) -> str:
+        return str(await meet(what))
+
+    return meets
+
+
+async def test_a_batch_is_divided_until_the_guilty_commit_is_alone() -> None:
+    store = Picky()
+    leases = MemoryLeases(store, clock=SYSTEM_CLOCK)
+    meets = batch_of("meets")
+    async with Relight(store=store, lease_manager=leases, recovery=FAST) as rl:
+        runs = [await rl.start(meets, "guilty" if n == 13 else f"run {n}", id=f"r{n}") for n in range(20)]
+        for n, run in enumerate(runs):
+            if n != 13:
+                assert await run.result(timeout="20s") == f"run {n}"
+        with pytest.raises(RunStateError, match="the store cannot write what this run did last"):
+            await runs[13].result(timeout="20s")
+        row = await runs[13].describe()
+        assert (row.status, row.hold, row.owner) == (Status.PAUSED, Hold.REFUSED, None)
+        assert "index row size 2712" in row.reason
+        assert "is held because the store cannot write" in (await rl.explain("r13")).sentence
+        assert "r13" not in rl.orchestrator.live
+        store.once = True  # mended
+        await runs[13].resume()
+        assert await runs[13].result(timeout="20s") == "guilty"
+
+
+async def test_a_fault_that_passes_costs_nobody_anything() -> None:
+    store = Picky()
+    store.once = True
+    meets = batch_of("meets")
+    async with Relight(store=store, lease_manager=MemoryLeases(store, clock=SYSTEM_CLOCK), recovery=FAST) as rl:
+        runs = [await rl.start(meets, f"guilty {n}") for n in range(20)]
+        assert await asyncio.gather(*(run.result(timeout="20s") for run in runs)) == [f"guilty {n}" for n in range(20)]
+        assert store.broke == 1
+
+
+async def test_a_store_that_breaks_on_everything_strands_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookout, "LOST_SECONDS", 0.2)
+    monkeypatch.setattr(lookout, "CHECK_SECONDS", 0.2)
+    store = Picky()
+    meets = batch_of("meets")
+    async with Relight(store=store, lease_manager=MemoryLeases(store, clock=SYSTEM_CLOCK), recovery=FAST) as rl:
+        runs = [await rl.start(meets, f"run {n}") for n in range(19)]
+        store.all_of_them = True
+        with pytest.raises(ValueError, match="index row size"):
+            await rl.start(meets, "run 19")
+        store.all_of_them = False
+        runs.append(await rl.start(meets, "run 19"))
+        assert await asyncio.gather(*(run.result(timeout="30s") for run in runs)) == [f"run {n}" for n in range(20)]
+
+
+# ---- ends
+
+
+@pytest.mark.parametrize("dies_after", range(4))
+async def test_a_child_cancelled_in_its_back_off_tells_its_parent_whenever_its_process_dies(
+    world: World, dies_after: int
+) -> None:
+    """After each commit from the cancellation on."""
+
+    @flow(retry=Retry(attempts=3, delay="1h"))
+    async def failing() -> None:
+        raise ValueError("x")
+
+    @flow
+    async def parent() -> str:
+        child = await spawn(failing)
+        try:
+            await child
+        except Exception as error:
+            return type(error).__name__
+        return "nothing"
+
+    rl = await world.open(park_after="1ms")
+    run = await rl.start(parent, id="p")
+    child = (await until(lambda: world.rl.services.store.get_run("p/$spawn.failing"))).id
+    handle = await rl.get(child)
+    await world.park(handle)
+    await world.park(run)
+    mortal = world._engines[rl]
+    plain, commits = mortal.inner.commit, 0
+
+    async def commit(batch: Sequence[Commit]) -> list[CommitResult]:
+        nonlocal commits
+        results: list[CommitResult] = await plain(batch)
+        commits += any(one.root_id == child for one in batch)
+        mortal.dead = commits > dies_after
+        return results
+
+    mortal.inner.commit = commit
+    await handle.cancel("sold")
+    await until(lambda: mortal.dead or _has_ended(handle))
+    mortal.inner.commit = plain
+    rl = await world.crash_and_reopen()
+    assert await (await rl.get("p")).result(timeout="20s") == "RunCancelledError"
+    row = await (await rl.get(child)).describe()
+    assert (row.status, row.reason) == (Status.CANCELLED, "sold")
+
+
+async def _has_ended(handle: Handle) -> bool:
+    return (await handle.describe()).status.terminal
+
+
+async def test_bringing_up_a_row_tells_whoever_waits_for_it() -> None:
+    """The journal has the end and the row does not: as after a restore of half a backup."""
+
+    @flow
+    async def failing() -> None:
+        await wait_for("never")
+
+    @flow
+    async def parent() -> str:
+        child = await spawn(failing)
+        try:
+            await child
+        except Exception as error:
+            return str(error)
+        return "nothing"
+
+    store = MemoryStore(clock=SYSTEM_CLOCK)
+    async with Relight(store=store, park_after="1ms") as rl:
+        run = await rl.start(parent, id="p")
+        child = await until(lambda: store.get_run("p/$spawn.failing"))
+        await until(parked(await rl.get(child.id)))
+        await until(parked(run))
+        epochs = await store.claim({child.id: (await store.get_run(child.id)).epoch}, "somebody else")  # type: ignore[union-attr]
+        end = [j.CancelRequested("", "sold", 2.0), j.RunCancelled("", "sold", 2.0)]
+        entries = [j.encode_event(event) for event in end]
+        after = await store.latest_sequence(child.id)
+        await store.commit([Commit(root_id=child.id, epoch=epochs[child.id], after=after, entries=entries)])
+    async with Relight(store=store) as rl:
+        assert "sold" in await (await rl.get("p")).result(timeout="20s")
+        assert (await (await rl.get(child.id)).describe()).reason == "sold"
+
+
+# ---- room
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_a_full_house_strands_nobody(limit: int, kind: str, tmp_path: Path) -> None:
+    """Nested spawns, signals to parked runs, pauses and sleeps, with room for one or two at a time."""
+
+    @flow
+    async def leaf(n: int) -> int:
+        await sleep("10ms")
+        return n + int(await wait_for("more"))
+
+    @flow
+    async def branch(n: int) -> int:
+        child = await spawn(leaf, n, id=f"leaf-{n}")
+        extra = sum([int(await wait_for("more")) for _ in range(3)])
+        return extra + int(await child)
+
+    @flow
+    async def root(count: int) -> int:
+        children = [await spawn(branch, n, id=f"branch-{n}") for n in range(count)]
+        return sum([int(await child) for child in children])
+
+    store = MemoryStore(clock=SYSTEM_CLOCK) if kind == "memory" else None
+    leases = None if store is None else MemoryLeases(store, clock=SYSTEM_CLOCK)
+    url = None if store is not None else tmp_path / "relight.db"
+    async with Relight(
+        url, store=store, lease_manager=leases, max_concurrent_runs=limit, park_after="1ms", recovery=FAST
+    ) as rl:
+        run = await rl.start(root, 4, id="root")
+        for n in range(4):
+            await until(lambda n=n: rl.services.store.get_run(f"branch-{n}"))
+            handle = await rl.get(f"branch-{n}")
+            for _ in range(3):
+                await handle.signal("more", 1)
+            await handle.pause()
+            await handle.resume()
+        for n in range(4):
+            await until(lambda n=n: rl.services.store.get_run(f"leaf-{n}"))
+            await (await rl.get(f"leaf-{n}")).signal("more", 10)
+        assert await run.result(timeout="40s") == sum(n + 10 + 3 for n in range(4))
+
+
+async def test_due_runs_that_cannot_be_claimed_are_not_asked_for_without_a_pause(tmp_path: Path) -> None:
+    """As when the lease is lost in the middle of taking up many."""
+
+    @flow
+    async def works() -> None: ...
+
+    class Unclaimable(SqliteStore):
+        asked = 0
+
+        async def due(self, now: float, limit: int) -> list[Run]:
+            self.asked += 1
+            return await super().due(now, limit)
+
+        async def claim(self, epochs: dict[str, int], owner: str) -> dict[str, int]:
+            return {}
+
+    path = tmp_path / "relight.db"
+    async with Relight(path, drive=False) as client:
+        for n in range(150):
+            await client.start(works, id=f"r{n}")
+    store = Unclaimable(path, clock=SYSTEM_CLOCK)
+    async with Relight(store=store, lease_manager=SqliteLeases(path)) as rl:
+        await until(lambda: store.asked)
+        before = store.asked
+        async with asyncio.timeout(20):
+            await rl.orchestrator.lookout.run_once()
+            rl.orchestrator.lookout.look()
+            await rl.orchestrator.lookout.run_once()
+        assert store.asked <= before + 12
+
+
+# ---- threads
+
+
+async def test_a_sync_step_that_hangs_past_its_timeout_gives_its_slot_back(caplog: pytest.LogCaptureFixture) -> None:
+    gate = threading.Event()
+
+    @step(timeout="0.1s")
+    def hangs() -> None:
+        gate.wait(60)
+
+    @step(timeout="20s")
+    def fine() -> str:
+        return "ran"
+
+    @flow
+    async def first() -> None:
+        await hangs()
+
+    @flow
+    async def second() -> str:
+        return str(await fine())
+
+    async with Relight(store=MemoryStore(clock=SYSTEM_CLOCK), max_threads=1) as rl:
+        one = await rl.start(first)
+        with pytest.raises(Exception, match="did not finish within its timeout"):
+            await one.result(timeout="20s")
+        assert rl.health().abandoned_threads == 1
+        assert "[THREAD_ABANDONED]" in caplog.text
+        assert await rl.run(second) == "ran"
+        gate.set()
+        await until(lambda: rl.health().abandoned_threads == 0)
+        assert await rl.run(second) == "ran"
+        assert rl.services.threads.in_use == 0
+
+
+async def test_waiting_for_a_thread_does_not_count_against_a_timeout() -> None:
+    gate, begun = threading.Event(), threading.Event()
+
+    @step
+    def holds() -> None:
+        begun.set()
+        gate.wait(60)
+
+    @step(timeout="0.2s")
+    def quick() -> str:
+        return "ran"
+
+    @flow
+    async def holding() -> None:
+        await holds()
+
+    @flow
+    async def hurried() -> str:
+        return str(await quick())
+
+    async with Relight(store=MemoryStore(clock=SYSTEM_CLOCK), max_threads=1) as rl:
+        held = await rl.start(holding)
+        await until(begun.is_set)
+        run = await rl.start(hurried)
+        with pytest.raises(TimeoutError):
+            await run.result(timeout="1s")  # five times its timeout
+        gate.set()
+        assert await run.result(timeout="20s") == "ran"
+        await held.result(timeout="20s")
+
+
+# ---- results
+
+
+async def test_a_client_that_knows_the_flow_waits_for_an_orchestrator_that_does(tmp_path: Path) -> None:
+    path = tmp_path / "relight.db"
+
+    @flow
+    async def late() -> str:
+        return "done"
+
+    async with Relight(path, drive=False, recovery={"check_interval": "20s"}) as client:
+        run = await client.start(late, id="r")
+        REGISTRY.remove("late")
+        async with Relight(path):  # as an orchestrator that is being replaced: it does not know the flow
+            await until(parked(run, "paused"))
+            REGISTRY._flows["late"] = late  # unheard by that orchestrator
+            waiting = asyncio.create_task(run.result(timeout="20s"))
+            await asyncio.sleep(0)
+        async with Relight(path):
+            assert await waiting == "done"
+
+
+async def test_a_client_that_knows_the_flow_hears_of_one_that_nobody_else_knows(tmp_path: Path) -> None:
+    path = tmp_path / "relight.db"
+
+    @flow
+    async def lost() -> str:
+        return "done"
+
+    async with Relight(path, drive=False, recovery={"check_interval": "0.1s"}) as client:
+        run = await client.start(lost, id="r")
+        REGISTRY.remove("lost")
+        async with Relight(path):
+            await until(parked(run, "paused"))
+        REGISTRY._flows["lost"] = lost
+        with pytest.raises(UnknownFlowError):
+            await run.result(timeout="30s")

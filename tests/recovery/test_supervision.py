@@ -1,0 +1,287 @@
+"""Long-lived tasks are begun again, whatever ends them; a process that cannot keep one alive lets others work."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import types
+from collections.abc import Coroutine, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relight import Relight, flow, sleep, step, supervisor, wait_for
+from relight.backends.memory import MemoryLeases, MemoryStore
+from relight.backends.sqlite.leases import SqliteLeases
+from relight.backends.sqlite.store import SqliteStore
+from relight.clock import SYSTEM_CLOCK
+from relight.lifecycle import lookout
+from relight.lifecycle.keeper import Keeper
+from relight.model.run import Run
+from relight.supervisor import Part, Supervisor, Work
+from relight.testing.servers.postgres import PostgresServer
+from tests.flows.world import until
+
+MOST_AWAITS = 60  # of one part while the scenario runs: past that, breaking it once more shows nothing new
+
+
+class BugError(Exception):
+    """What no backend should raise."""
+
+
+class Breaking:
+    """Ends one task, once, with an exception at one of its awaits."""
+
+    def __init__(self, part: str, number: int) -> None:
+        self.part = part
+        self.number = number
+        self.count = 0
+        self.fired = False
+
+    def work(self, name: str, work: Work) -> Work:
+        if name != self.part:
+            return work
+        return lambda part: self.coroutine(work(part))
+
+    def coroutine(self, inner: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None]:
+        async def broken() -> None:
+            await self._drive(inner)
+
+        return broken()
+
+    @types.coroutine
+    def _drive(self, inner: Coroutine[Any, Any, None]) -> Generator[Any, Any, None]:
+        error: BaseException | None = None
+        while True:
+            try:
+                waits_for = inner.send(None) if error is None else inner.throw(error)
+            except StopIteration:
+                return
+            error = None
+            self.count += 1
+            if self.count == self.number and not self.fired:
+                self.fired = True
+                error = BugError(f"await {self.number}")
+                continue
+            try:
+                yield waits_for
+            except BaseException as caught:
+                error = caught
+
+
+class Flows:
+    """One that sleeps, one that listens, one that works."""
+
+    def __init__(self) -> None:
+        @flow
+        async def naps() -> str:
+            await sleep("0.2s")
+            return "woke"
+
+        @flow
+        async def listens() -> Any:
+            return await wait_for("go")
+
+        @step
+        async def one_step(number: int) -> int:
+            await asyncio.sleep(0)
+            return number
+
+        @flow
+        async def works() -> int:
+            return sum([await one_step(number) for number in range(5)])
+
+        self.naps, self.listens, self.works = naps, listens, works
+
+
+@pytest.fixture
+def flows() -> Flows:
+    return Flows()
+
+
+async def scenario(rl: Relight, flows: Flows) -> None:
+    """Everything that has to be done by some part of the engine: a timer, a message, commits, an orphan."""
+    nap, told, busy = await rl.start(flows.naps), await rl.start(flows.listens), await rl.start(flows.works)
+
+    async def parked() -> bool:
+        row = await told.describe()
+        return row.status == "waiting" and row.owner is None
+
+    await until(parked)
+    await told.signal("go", "now")
+    assert await told.result(timeout="30s") == "now"
+    assert await nap.result(timeout="30s") == "woke"
+    assert await busy.result(timeout="30s") == 10
+    assert await rl.run(flows.works) == 10
+
+
+def broken_supervisor(monkeypatch: pytest.MonkeyPatch, breaking: Breaking) -> None:
+    keep, live = Supervisor.keep, Keeper._live
+
+    def kept(self: Supervisor, name: str, work: Work, *, essential: bool = True) -> Part:
+        return keep(self, name, breaking.work(name, work), essential=essential)
+
+    monkeypatch.setattr(Supervisor, "keep", kept)
+    if breaking.part == "keeper":
+        monkeypatch.setattr(Keeper, "_live", lambda self: breaking.coroutine(live(self)))
+
+
+async def every_await(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    part: str,
+    open_one: Any,
+    flows: Flows,
+    most: int = MOST_AWAITS,
+) -> int:
+    """How often the part could be broken, each time at a later await, with the scenario going well all the same."""
+    caplog.set_level(logging.CRITICAL, logger="relight")
+    monkeypatch.setattr(supervisor, "QUIET_SECONDS", 0.5)
+    for number in range(1, most):
+        breaking = Breaking(part, number)
+        caplog.clear()
+        with monkeypatch.context() as patch:
+            broken_supervisor(patch, breaking)
+            async with open_one() as rl:
+                await scenario(rl, flows)
+                await until(lambda rl=rl: rl.health().ok)
+        if not breaking.fired:
+            return number - 1
+        said = [record.getMessage() for record in caplog.records if "[INTERNAL_ERROR]" in record.getMessage()]
+        assert any(f"await {number}" in line for line in said), said
+    return most
+
+
+def in_memory() -> Relight:
+    store = MemoryStore(clock=SYSTEM_CLOCK)
+    leases = MemoryLeases(store, clock=SYSTEM_CLOCK)
+    recovery = {"lease_ttl": "1s", "check_interval": "0.2s"}
+    return Relight(store=store, lease_manager=leases, park_after="1ms", recovery=recovery)
+
+
+@pytest.mark.parametrize("part", ["lookout", "recovery", "heartbeat", "orphan-watch"])
+async def test_a_part_that_breaks_at_any_of_its_awaits_is_begun_again(
+    part: str, flows: Flows, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(lookout, "CHECK_SECONDS", 0.2)
+    files = itertools.count()
+    recovery = {"lease_ttl": "1s", "check_interval": "0.2s"}
+
+    def on_sqlite() -> Relight:
+        return Relight(tmp_path / f"{next(files)}.db", park_after="1ms", recovery=recovery)
+
+    assert await every_await(monkeypatch, caplog, part, on_sqlite, flows) >= 1
+
+
+async def test_the_recorder_that_breaks_while_it_waits_is_begun_again(
+    flows: Flows, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At its other awaits it is the store that breaks: see test_broken_batches."""
+    breaking = Breaking("recorder-1", 1)
+    broken_supervisor(monkeypatch, breaking)
+    async with in_memory() as rl:
+        await until(lambda: breaking.fired)
+        await scenario(rl, flows)
+        assert [one.failures for one in rl.health().parts if one.name == "recorder-1"] == [1]
+
+
+async def test_a_keeper_whose_loop_breaks_has_another(
+    flows: Flows, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """The first awaits are those of the opening, whose caller is told."""
+    recovery = {"lease_ttl": "1s", "check_interval": "0.2s"}
+
+    def on_sqlite() -> Relight:
+        return Relight(tmp_path / "relight.db", park_after="1ms", recovery=recovery)
+
+    breaking = Breaking("keeper", 10**9)
+    broken_supervisor(monkeypatch, breaking)
+    async with on_sqlite() as rl:
+        await until(lambda: breaking.count)
+        opening = breaking.count
+    breaking.number, breaking.count = opening, 0
+    async with on_sqlite() as rl:
+        await until(lambda: breaking.fired)
+        await until(lambda: rl.services.keeper.held)
+        await scenario(rl, flows)
+        health = rl.health()
+        assert [one.failures for one in health.parts if one.name == "keeper"] == [1]
+        await until(lambda: rl.health().ok)
+
+
+@pytest.mark.parametrize(
+    ("part", "awaits"), [("listen", 5), ("clock", 1)]
+)  # then the clock's connection breaks, in the driver
+async def test_a_part_of_a_server_that_breaks_is_begun_again(
+    part: str,
+    awaits: int,
+    flows: Flows,
+    postgres_server: PostgresServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("relight.engine.CLOCK_SECONDS", 0.05)
+    schema = f"supervised_{part}"
+    recovery = {"lease_ttl": "5s", "check_interval": "0.5s"}
+
+    def on_postgres() -> Relight:
+        return Relight(postgres_server.url(), park_after="1ms", db_schema=schema, recovery=recovery)
+
+    name = f"listen-{schema}.news" if part == "listen" else part
+    assert await every_await(monkeypatch, caplog, name, on_postgres, flows, most=awaits + 1) >= 1
+
+
+# ---- what cannot be kept alive
+
+
+class HalfBroken(SqliteStore):
+    """One process's view of a store that it cannot ask for due runs."""
+
+    broken = True
+
+    async def due(self, now: float, limit: int) -> list[Run]:
+        if self.broken:
+            raise BugError("an unknown kind of row")
+        return await super().due(now, limit)
+
+
+async def test_a_process_that_cannot_keep_a_part_alive_lets_others_take_over(
+    flows: Flows, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(supervisor, "MOST_FAILURES", 3)
+    monkeypatch.setattr(lookout, "CHECK_SECONDS", 0.1)
+    path = tmp_path / "relight.db"
+    store = HalfBroken(path, clock=SYSTEM_CLOCK)
+    recovery = {"lease_ttl": "3s", "check_interval": "0.1s"}
+
+    def engine(on: SqliteStore, name: str) -> Relight:
+        leases = SqliteLeases(path)
+        return Relight(store=on, lease_manager=leases, park_after="1h", orchestrator_id=name, recovery=recovery)
+
+    async with engine(store, "sick") as sick:
+        await until(lambda: any(part.failing for part in sick.health().parts))
+        run = await sick.start(flows.listens, id="r")
+        await until(lambda: not sick.services.keeper.held)
+        health = sick.health()
+        assert not health.ok
+        assert [(part.name, part.broken) for part in health.parts if part.broken] == [("lookout", True)]
+        async with engine(SqliteStore(path, clock=SYSTEM_CLOCK), "well") as well:
+            await run.signal("go", 1)
+            assert await (await well.get("r")).result(timeout="20s") == 1
+        store.broken = False
+        monkeypatch.setattr(supervisor, "MENDED_SECONDS", 0.0)
+        await until(lambda: sick.health().ok)
+        assert await sick.run(flows.works) == 10
+
+
+async def test_a_task_that_the_program_cancels_is_missed(caplog: pytest.LogCaptureFixture) -> None:
+    """As programs do that end all tasks: then nobody wakes the runs of this process any more, and it says so."""
+    async with in_memory() as rl:
+        part = rl.services.supervisor.parts["lookout"]
+        assert part.task is not None
+        part.task.cancel()
+        await until(lambda: not rl.services.keeper.held)
+        assert not rl.health().ok
+        assert "lookout cannot be kept alive" in caplog.text
