@@ -5,9 +5,16 @@ VENV   ?= .venv
 # Test processes, for two cores: many tests wait for a lease to lapse or a process to end, and others can run meanwhile.
 JOBS   ?= 4
 ARGS   ?=
+# How often `make test-steady` runs the tests: on the machine as it is, and beside as many busy processes as it has cores.
+RUNS      ?= 10
+BUSY_RUNS ?= 5
+
+# Whoever forbids Python to keep its compiled files would have every test process compile everything again.
+export PYTHONDONTWRITEBYTECODE :=
 
 BIN    := $(VENV)/bin
 CODE   := $(wildcard src tests benchmarks examples)
+SHARED := -n $(JOBS) --dist loadgroup
 
 # Stamps: newer than pyproject.toml means that this set of dependencies is installed as it says there.
 CORE   := $(VENV)/.core
@@ -17,7 +24,7 @@ BENCH  := $(VENV)/.bench
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format-check lint types layers bench soak format clean
+.PHONY: help demo test test-steady check format-check lint types layers bench soak soak-ci format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -26,9 +33,12 @@ demo: $(CORE) ## Kill a running flow and watch it come back
 	$(BIN)/relight demo $(ARGS)
 
 test: $(DEV) ## Run the tests in JOBS (4) processes; ARGS="-k name" narrows
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest $(SHARED) $(ARGS)
 
-check: format-check lint types layers test ## All that CI checks: format, lint, strict types, import layers, tests
+test-steady: $(DEV) ## Run the tests RUNS (10) times, and BUSY_RUNS (5) times beside two busy processes; print a table
+	$(BIN)/python -m tests.steady --runs $(RUNS) --busy-runs $(BUSY_RUNS) -- $(SHARED) $(ARGS)
+
+check: format-check lint types layers test ## Format, lint, strict types, import layers, tests
 
 format-check: $(DEV)
 	$(BIN)/ruff format --check .
@@ -45,8 +55,11 @@ layers: $(DEV)
 bench: $(BENCH) ## Measure against the peers and the raw ceiling
 	$(BIN)/python -m benchmarks $(ARGS)
 
-soak: $(DEV) ## Run the long tests: many kills, many runs
-	$(BIN)/python -m pytest -m soak --timeout 0 $(ARGS)
+soak-ci: $(DEV) ## Run the long tests that are the same every time (tests/seeds.txt), as CI does after `make check`
+	$(BIN)/python -m pytest $(SHARED) -m "soak_ci and not soak" $(ARGS)
+
+soak: $(DEV) ## Run all long tests, for hours: every crash point, many kills, many runs, new seeds
+	$(BIN)/python -m pytest -m "soak or soak_ci" --timeout 0 $(ARGS)
 
 format: $(DEV) ## Format the code and apply the safe fixes of the linter
 	$(BIN)/ruff check --fix-only --exit-zero .

@@ -186,7 +186,7 @@ def ask_as_root(etcd: EtcdServer, path: str, **body: Any) -> None:
     request = urllib.request.Request(
         f"http://{etcd.endpoint}/v3/{path}", json.dumps(body).encode(), {"Authorization": token}
     )
-    with urllib.request.urlopen(request, timeout=5) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         assert answer.status == 200
 
 

@@ -331,9 +331,9 @@ async def test_connections_to_a_server_that_does_not_know_of_its_successor(pair,
     """It lives on, and answers questions. Its commits wait for a standby that follows nobody any more."""
     url = at(address, pair.create_database())
     store = await opened(url)
-    store._committing[0]._command_seconds = 0.5  # before it connects
+    store._committing[0]._command_seconds = 0.5  # before it connects; a busy machine may take as long
     run = new_run()
-    await created(store, run)
+    await until_it_works(lambda: store.commit([creation(run)]))
     heard: asyncio.Queue[News] = asyncio.Queue()
     store.watch(heard.put_nowait)
     assert await store.get_run("run") == run

@@ -19,6 +19,8 @@ from relight.testing.conformance.build import START, FixedClock, appending, but,
 from relight.testing.conformance.lease_build import DEADLINE_SECONDS, SOME_PROCESS, pause
 from relight.testing.servers.proxy import TcpProxy
 
+PATIENT_TTL = 9.0
+
 
 @pytest.fixture
 async def store(postgres_server, postgres_schema):
@@ -56,7 +58,7 @@ def make_runs(store):
 
 @pytest.fixture
 def ttl():
-    return 0.5
+    return 3.0  # a call may take a third of it: no machine is so busy
 
 
 @pytest.fixture
@@ -213,13 +215,13 @@ async def test_a_server_that_does_not_answer_costs_a_third_of_the_ttl(store, pos
     with TcpProxy("127.0.0.1", postgres_server.port) as proxy:
         url = f"postgresql://postgres@{proxy.address}/postgres"
         a = PostgresLeases(url, schema=store.schema)
-        await a.open("a#1", Process(), 0.9)
+        await a.open("a#1", Process(), PATIENT_TTL)
         await a.heartbeat()
         proxy.stall()
         began = time.monotonic()
         with pytest.raises(LeasesUnavailableError):
             await a.heartbeat()
-        assert time.monotonic() - began < 0.9
+        assert time.monotonic() - began < PATIENT_TTL
         proxy.heal()
         async with asyncio.timeout(DEADLINE_SECONDS):
             while True:

@@ -11,7 +11,7 @@ import pytest
 
 from relight.testing.servers.proxy import TcpProxy
 
-SECONDS = 5.0
+SECONDS = 60.0  # only ever used up by a failure
 SILENCE = 0.2  # long for a loopback, and the only way to see that nothing comes
 
 

@@ -191,7 +191,7 @@ async def test_polling_a_broken_disk_disturbs_nobody(store):
         raise apsw.exception_for(apsw.SQLITE_IOERR_READ)
 
     store._writer.on_idle(poll, 0.001)
-    await asyncio.wait_for(tried.wait(), 30)
+    await asyncio.wait_for(tried.wait(), 60)
     assert await store.commit([creation(new_run())]) == [Committed(1)]
 
 

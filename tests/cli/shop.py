@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from relight import flow, step, wait_for
+from relight import Relight, flow, step, wait_for
+from tests.cli import command
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = "tests.cli.shop"
@@ -117,16 +118,7 @@ def environ(folder: Path, **more: str) -> dict[str, str]:
 
 def relight(*arguments: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
     """A command, to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "relight.cli.main", *arguments],
-        cwd=cwd,
-        env=environ(cwd, **more),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return command.relight(*arguments, cwd=cwd, **environ(cwd, **more))
 
 
 def orchestrator(folder: Path, *arguments: str, **more: str) -> subprocess.Popen[str]:
@@ -159,6 +151,16 @@ def marks(folder: Path, what: str) -> int:
 
 def open_gate(folder: Path) -> None:
     (folder / "marks.open").touch()
+
+
+async def _statuses(folder: Path) -> dict[str, tuple[str, str | None]]:
+    async with Relight(folder / "relight.db", drive=False) as rl:
+        return {run.id: (run.status, run.hold) for run in (await rl.list()).runs}
+
+
+def statuses(folder: Path) -> dict[str, tuple[str, str | None]]:
+    """Status and hold of every run. Not by the command: a test that waits for one asks again and again."""
+    return asyncio.run(_statuses(folder))
 
 
 def until(condition: Callable[[], bool]) -> None:

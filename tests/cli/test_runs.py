@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ from relight.backends.sqlite.store import SqliteStore
 from relight.cli.show import _ENDINGS
 from relight.clock import SYSTEM_CLOCK
 from relight.model.replay import Ending
+from tests.cli.command import relight
 
 
 @step(retry=Retry(attempts=2))
@@ -46,19 +44,6 @@ async def cli_broken() -> None:
 async def cli_waiting() -> str:
     await cli_add(1, 1)
     return str(await wait_for("go", timeout="1h"))
-
-
-def relight(*arguments: str, cwd, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "relight.cli.main", *arguments],
-        cwd=cwd,
-        env={**os.environ, **environ},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 @pytest.fixture

@@ -49,7 +49,10 @@ class Site:
         self.proxy.switch("127.0.0.1", self.pair.standby.port)
 
 
-@pytest.fixture(params=["addresses", "one address", "read-only"])
+OTHER_WAYS = tuple(pytest.param(way, marks=pytest.mark.soak_ci) for way in ("one address", "read-only"))
+
+
+@pytest.fixture(params=["addresses", *OTHER_WAYS])
 def site(request: pytest.FixtureRequest, postgres_server: PostgresServer) -> Iterator[Site]:
     with Pair(postgres_server) as pair, TcpProxy("127.0.0.1", postgres_server.port) as proxy:
         yield Site(pair, proxy, request.param)
@@ -94,13 +97,13 @@ async def fail_over(arena: Arena, site: Site, rl: Relight, meanwhile: Token) -> 
 async def news_is_pushed(arena: Arena, site: Site, rl: Relight) -> None:
     """Each of these runs begins when the orchestrator hears of it, or when it looks by itself, every CHECK_SECONDS."""
     listening = "select count(*) > 1 from pg_stat_activity where query like 'LISTEN%relight.news%'"  # the client, too
-    await until(lambda: site.pair.standby.sql(listening) == "t", "the orchestrator to listen", within=15)
+    await until(lambda: site.pair.standby.sql(listening) == "t", "the orchestrator to listen", within=60)
     began = time.monotonic()
-    for number in range(4):
+    for number in range(12):
         run = await rl.start(flows.steps, 1, id=f"told-{number}")
         await until(lambda run=run: arena.notes(run=run.id))
         await run.result()
-    assert time.monotonic() - began < 2 * CHECK_SECONDS  # by looking alone: more than three times
+    assert time.monotonic() - began < 6 * CHECK_SECONDS  # by looking alone: eleven times and more
 
 
 async def test_without_synchronous_replication_it_is_the_standby_that_counts(
@@ -145,12 +148,6 @@ async def test_an_orchestrator_goes_on_with_the_standby(arena: Arena, site: Site
         assert await arena.verify(rl, runs) == []
 
 
-# By the other ways with `make soak`.
-@pytest.mark.parametrize(
-    "site",
-    ["addresses", *(pytest.param(way, marks=pytest.mark.soak) for way in ("one address", "read-only"))],
-    indirect=True,
-)
 async def test_a_failover_that_outlasts_the_lease(arena: Arena, site: Site):
     """It lets go of its runs, and takes them up again."""
     async with arena.opened(2.0) as (cluster, rl):

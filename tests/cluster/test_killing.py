@@ -1,4 +1,4 @@
-"""The kill harness on every kind of store: short in every test run, long with `make soak`."""
+"""The kill harness: short with `make test`; by more seeds, on all kinds of stores, with `make soak-ci`; long with `make soak`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from relight import Relight
 from relight.testing.deeds import Note, audit_deeds
 from relight.testing.killing import Report, torment
 from tests.cluster.arena import Arena, flows
+from tests.seeds import known_seeds
 
 TTL = 1.0
 NAMES = ("a", "b", "c")
-SECONDS = 8.0  # for each of the two seeds
+SECONDS = 6.0  # for each seed
 SOAK_MINUTES = float(os.environ.get("RELIGHT_TEST_SOAK_MINUTES", "10"))
 
 
@@ -63,7 +64,12 @@ async def killing(arena: Arena, seed: int, seconds: float) -> None:
 # 87: within the first three strikes of each node all kinds come up, and two freezes that are longer than the ttl.
 # A seed of its own for every run is for `make soak`; there it is printed.
 @pytest.mark.parametrize(
-    "seed", [pytest.param(87, id="fixed"), pytest.param(None, id="random", marks=pytest.mark.soak)]
+    "seed",
+    [
+        87,
+        *(pytest.param(seed, marks=pytest.mark.soak_ci) for seed in known_seeds("kills") if seed != 87),
+        pytest.param(None, id="random", marks=pytest.mark.soak),
+    ],
 )
 async def test_kills(arena: Arena, seed: int | None):
     await killing(arena, random.randrange(1_000_000) if seed is None else seed, SECONDS)

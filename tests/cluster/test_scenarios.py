@@ -12,17 +12,15 @@ import pytest
 from relight import Handle, Relight
 from relight.errors import StoreUnavailableError
 from relight.model.run import Status
-from relight.testing.cluster import pause, until
+from relight.testing.cluster import DEADLINE_SECONDS, pause, until
 from tests.cluster.arena import Arena, flows, rows
 
 TTL = 2.0
-LONG_TTL = (
-    60.0  # nobody waits for this one to lapse: whatever is taken over was released, or its process is known to be dead
-)
+LONG_TTL = 3600.0  # nobody waits for this one to lapse: whatever is taken over was released, or its process is known to be dead
 SETTLED = {"settle": True}
 
 
-async def results(runs: Sequence[Handle], within: str = "40s") -> list[Any]:
+async def results(runs: Sequence[Handle], within: str = "100s") -> list[Any]:
     try:
         return await asyncio.gather(*(run.result(timeout=within) for run in runs))
     except TimeoutError:
@@ -32,8 +30,17 @@ async def results(runs: Sequence[Handle], within: str = "40s") -> list[Any]:
         raise AssertionError(f"{len(left)} runs have not ended, such as\n{why}") from None
 
 
-# PostgreSQL with its own leases goes through the same in test_killing and test_fencing; all of it here with `make soak`.
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.soak), "postgres+etcd"])
+# On the others with `make soak-ci` and `make soak`; what depends on the kind of store says so.
+ALL_KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.soak), "postgres+etcd"]
+
+
+@pytest.fixture(
+    params=[
+        "sqlite",
+        pytest.param("postgres", marks=pytest.mark.soak),
+        pytest.param("postgres+etcd", marks=pytest.mark.soak_ci),
+    ]
+)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -43,15 +50,16 @@ async def test_restarted_with_the_same_id_its_runs_go_on_at_once(arena: Arena):
         await cluster.start("a")
         runs = [await rl.start(flows.steps, 20, 0.02, id=f"r{n}") for n in range(10)]
         await until(lambda: len(arena.begun()) == len(runs))
-        began = time.monotonic()
         await cluster.restart("a")
         assert await results(runs) == [sum(range(20))] * len(runs)
-        assert time.monotonic() - began < 10
         in_flight = await arena.verify(rl, runs)
         assert 0 < len(in_flight) <= len(runs)  # one step of each, once
 
 
-async def test_another_takes_over_within_the_ttl_and_two_seconds(arena: Arena):
+@pytest.mark.parametrize("within", [DEADLINE_SECONDS, pytest.param(TTL + 2.0, id="in time", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kind", ALL_KINDS)
+async def test_another_takes_over_within_the_ttl_and_two_seconds(arena: Arena, within: float):
+    """That it takes no longer is for `make soak`, on a machine that does nothing else."""
     async with arena.opened(TTL) as (cluster, rl):
         await cluster.start("a")
         runs = [await rl.start(flows.gated, "open", id=f"r{n}") for n in range(10)]
@@ -59,7 +67,7 @@ async def test_another_takes_over_within_the_ttl_and_two_seconds(arena: Arena):
         await cluster.start("b", arguments=SETTLED)
         killed = time.time()
         await cluster.kill("a")
-        await until(lambda: len(arena.notes(key="held")) == 2 * len(runs), within=TTL + 2.0)
+        await until(lambda: len(arena.notes(key="held")) == 2 * len(runs), within=within)
         taken = [note.at - killed for note in arena.notes(key="held")][len(runs) :]
         print(f"{arena.kind}: resumed {taken[0]:.2f}s to {taken[-1]:.2f}s after the kill")
         arena.open_gate("open")
@@ -82,7 +90,7 @@ async def test_two_die_and_a_third_takes_all(arena: Arena):
 
 
 async def test_an_orchestrator_dies_while_it_recovers(arena: Arena):
-    count = 200
+    count = 100
     async with arena.opened(LONG_TTL) as (cluster, rl):
         await cluster.start("a")
         runs = [await rl.start(flows.gated, "open", id=f"r{n}") for n in range(count)]
@@ -108,12 +116,13 @@ async def test_a_tree_of_child_flows_is_half_done(arena: Arena):
         await cluster.kill("a")
         assert len(arena.notes("end")) < 80
         await cluster.start("b")
-        assert await run.result(timeout="20s") == 80
+        assert await run.result(timeout="60s") == 80
         in_flight = await arena.verify(rl, [run])
         assert len(in_flight) <= width**depth
 
 
-async def test_what_a_stopping_orchestrator_had_is_taken_over_at_once(arena: Arena):
+@pytest.mark.parametrize("longest", [DEADLINE_SECONDS, pytest.param(1.0, id="in time", marks=pytest.mark.soak)])
+async def test_what_a_stopping_orchestrator_had_is_taken_over_at_once(arena: Arena, longest: float):
     async with arena.opened(LONG_TTL) as (cluster, rl):
         await asyncio.gather(cluster.start("a"), cluster.start("b"))
         runs: list[Handle] = []
@@ -133,14 +142,14 @@ async def test_what_a_stopping_orchestrator_had_is_taken_over_at_once(arena: Are
         await until(lambda: {note.by for note in arena.notes()} == {"a", "b"} and len(arena.notes()) > 200)
         cluster.terminate("a")
         stopped = time.time()
-        assert await cluster.ended("a", within=10) == 0
+        assert await cluster.ended("a") == 0
         await pause(0.3)  # runs are started still
         loading.cancel()
         wanted = [7 if index % 4 == 0 else sum(range(15)) for index in range(len(runs))]
         assert await results(runs) == wanted
         assert await arena.verify(rl, runs) == []  # steps in flight could finish: nothing at all was repeated
         print(f"{arena.kind}: {len(runs)} runs; longest gap {_longest_gap(arena, stopped):.2f}s")
-        assert _longest_gap(arena, stopped) < 1.0
+        assert _longest_gap(arena, stopped) < longest  # far less than the ttl
 
 
 def _longest_gap(arena: Arena, stopped: float) -> float:
@@ -177,7 +186,7 @@ async def test_the_second_signal_ends_it_at_once(arena: Arena):
         await until(parked)
         assert cluster.processes["a"].alive
         cluster.terminate("a")
-        assert await cluster.ended("a", within=2) == 1
+        assert await cluster.ended("a") == 1
         arena.open_gate("open")
         await cluster.start("b")
         await waiting.signal("first", 10)
@@ -190,17 +199,21 @@ async def test_a_rolling_restart_under_load(arena: Arena):
     async with arena.opened(LONG_TTL) as (cluster, rl):
         await asyncio.gather(*(cluster.start(name) for name in "abc"))
         runs: list[Handle] = []
+        busy = asyncio.Semaphore(15)  # so many at once, however long a restart takes
+        ending: list[asyncio.Task[Any]] = []
 
         async def load() -> None:
             while True:
+                await busy.acquire()
                 runs.append(await rl.start(flows.steps, 20, 0.03, id=f"r{len(runs)}"))
-                await asyncio.sleep(0.03)
+                ending.append(asyncio.create_task(runs[-1].result()))
+                ending[-1].add_done_callback(lambda _: busy.release())
 
         loading = asyncio.create_task(load())
         for name in "abc":
             await until(lambda: any(note.by == name for note in arena.notes()[-200:]))
             cluster.terminate(name)
-            assert await cluster.ended(name, within=10) == 0
+            assert await cluster.ended(name) == 0
             await cluster.restart(name)
         loading.cancel()
         assert await results(runs) == [sum(range(20))] * len(runs)
@@ -208,7 +221,7 @@ async def test_a_rolling_restart_under_load(arena: Arena):
 
 
 async def test_a_backlog_larger_than_the_memory_drains(arena: Arena):
-    count, room = 300, 20
+    count, room = 100, 10
     async with arena.opened(LONG_TTL) as (cluster, rl):
         await cluster.start("a")
         runs = [await rl.start(flows.gated, "open", id=f"r{n}") for n in range(count)]
@@ -220,9 +233,9 @@ async def test_a_backlog_larger_than_the_memory_drains(arena: Arena):
         assert len(await arena.verify(rl, runs)) == count
 
 
-@pytest.mark.parametrize("kind", ["postgres", "postgres+etcd"])
+@pytest.mark.parametrize("kind", ["postgres", pytest.param("postgres+etcd", marks=pytest.mark.soak_ci)])
 async def test_the_store_restarts_in_the_middle_of_recovering(arena: Arena):
-    count = 200
+    count = 100
     assert arena.postgres is not None
     async with arena.opened(LONG_TTL) as (cluster, rl):
         await cluster.start("a")
@@ -247,4 +260,4 @@ async def _all_end(rl: Relight, runs: Sequence[Handle]) -> None:
         except StoreUnavailableError:  # our own connections were cut, too
             return False
 
-    await until(ended, within=40)
+    await until(ended, within=100)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from relight.testing.crashpoints import Explorer, Report
+from relight.testing.forkserver import ForkServer
 
 Verify = Callable[[Report], None]
 Explorers = Callable[..., Explorer]
@@ -26,13 +27,26 @@ def verify(record_property: Callable[[str, Any], None]) -> Verify:
     return check
 
 
+ForkServers = Callable[[str], list[ForkServer]]
+
+
+@pytest.fixture(scope="session")
+def fork_servers() -> Iterator[ForkServers]:
+    """Those that have loaded a module, for all explorers of scenarios in it: what they fork shares nothing."""
+    made: dict[str, list[ForkServer]] = {}
+    yield lambda module: made.setdefault(module, [])
+    for servers in made.values():
+        for server in servers:
+            server.close()
+
+
 @pytest.fixture
-def explorers() -> Iterator[Explorers]:
+def explorers(fork_servers: ForkServers) -> Iterator[Explorers]:
     """Explorers of the shapes in shapes.py, by name. What went wrong stays where the failure's message says."""
     made: list[Explorer] = []
 
     def make(scenario: str, **options: Any) -> Explorer:
-        made.append(Explorer(f"tests.crash.shapes:{scenario}", **options))
+        made.append(Explorer(f"tests.crash.shapes:{scenario}", servers=fork_servers("tests.crash.shapes"), **options))
         return made[-1]
 
     yield make

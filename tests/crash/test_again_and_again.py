@@ -10,6 +10,9 @@ import pytest
 from relight.testing.crashpoints import MODES, CrashPlan, Report
 from tests.crash.catalogue import SHAPES
 from tests.crash.conftest import Explorers, Verify
+from tests.seeds import known_seeds
+
+CI = pytest.mark.soak_ci
 
 # First kills after which every operation of the recovery is tried as the second: in the middle of what the shape is about.
 SECOND_ORDER = {
@@ -29,7 +32,7 @@ SECOND_ORDER = {
 
 @pytest.mark.timeout(600)  # a matrix of processes, however busy the machine is
 @pytest.mark.parametrize("name", SECOND_ORDER)
-@pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("step", [17, pytest.param(6, marks=CI), pytest.param(1, marks=pytest.mark.soak)])
 def test_killed_again_at_every_point_of_its_recovery(
     name: str, step: int, explorers: Explorers, verify: Verify
 ) -> None:
@@ -88,8 +91,14 @@ def test_progress_between_crashes_is_no_poison(explorers: Explorers) -> None:
     assert trial.kills == 9
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *(pytest.param(seed, marks=CI) for seed in known_seeds("series")),
+        *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(100, 120)),
+    ],
+)
 def test_random_series_of_kills(seed: int, explorers: Explorers, verify: Verify) -> None:
     """Up to eight crashes of any kind at any point, of every shape."""
     chance = random.Random(seed)

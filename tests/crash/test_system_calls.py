@@ -184,7 +184,9 @@ def _killed_at(call: str, number: int, strace: list[str], directory: Path) -> bo
 Record = Callable[[str, Any], None]
 
 
-@pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "step", [53, pytest.param(17, marks=pytest.mark.soak_ci), pytest.param(1, marks=pytest.mark.soak)]
+)
 @pytest.mark.parametrize("call", ["pwrite64", "fdatasync"])
 def test_killed_inside_transactions(
     call: str, step: int, strace: list[str], calls: dict[str, int], tmp_path: Path, record_property: Record

@@ -23,7 +23,7 @@ def run(tmp_path):
             env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
         assert done.returncode == expect, done.stdout + done.stderr
@@ -108,7 +108,7 @@ def test_orchestrator(run, tmp_path):
         assert run("orchestrator", "--client") == expected
         for other in others:
             other.terminate()
-        said = [other.communicate(timeout=30)[0] for other in others]
+        said = [other.communicate(timeout=120)[0] for other in others]
         assert said == ["one has stopped\n", "two has stopped\n"]
         assert [other.returncode for other in others] == [0, 0]
         assert run("orchestrator", "--client") == expected  # finished: their results come from the store

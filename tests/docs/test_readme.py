@@ -35,13 +35,17 @@ def test_kill_and_resume(app):
     assert first.stdout is not None
     seen = [first.stdout.readline().strip() for _ in range(3)]
     first.kill()
-    first.communicate()
+    rest, _ = first.communicate()
     assert seen == ["working on 0", "working on 1", "working on 2"]
+    last = 2 + len(rest.splitlines())  # on a busy machine the kill may come late
 
-    second, _ = app().communicate(timeout=60)
-    assert second.splitlines() == [*(f"working on {n}" for n in (2, 3, 4, 5)), "result: 55"]
+    second, _ = app().communicate(timeout=120)
+    assert second.splitlines() in (
+        [*(f"working on {n}" for n in range(last, 6)), "result: 55"],
+        [*(f"working on {n}" for n in range(last + 1, 6)), "result: 55"],  # killed right after its commit
+    )
 
-    third, _ = app().communicate(timeout=60)
+    third, _ = app().communicate(timeout=120)
     assert third.splitlines() == ["result: 55"]
 
 

@@ -34,7 +34,7 @@ def marking(calls: Calls) -> Any:
 
 
 async def finish(world: World, run_id: str) -> Any:
-    return await (await world.rl.get(run_id)).result(timeout="5s")
+    return await (await world.rl.get(run_id)).result(timeout="60s")
 
 
 class NoStockError(Exception):

@@ -111,7 +111,7 @@ async def main(path: str, shape: str, part: str) -> Any:
             os._exit(0)  # as a crash
         await run.signal("go")
         try:
-            return await run.result("20s")
+            return await run.result("60s")
         except RelightError as error:
             return f"{type(error).__name__}: {error}"
 

@@ -89,7 +89,7 @@ async def main() -> None:
             else:
                 await asyncio.to_thread(os.wait)
                 await handle.signal("go", "from the parent")
-                tell("parent", [await rl.run(doubling, 3), await handle.result("10s")])
+                tell("parent", [await rl.run(doubling, 3), await handle.result("60s")])
     except BaseException as error:
         if not child:
             raise
@@ -110,7 +110,7 @@ def main_blocking() -> None:
             else:
                 os.wait()
                 handle.signal("go", "from the parent")
-                tell("parent", [rl.run(doubling, 3), handle.result("10s")])
+                tell("parent", [rl.run(doubling, 3), handle.result("60s")])
     except BaseException as error:
         if not child:
             raise

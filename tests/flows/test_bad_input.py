@@ -78,7 +78,7 @@ def counts(world: World) -> dict[str, int]:
 async def failed(world: World, run: Handle, *events: type) -> str:
     """The run has failed, and its journal holds exactly these events: the message of its error."""
     with pytest.raises(RunFailedError) as raised:
-        await run.result(timeout="10s")
+        await run.result(timeout="60s")
     assert await run.status() is Status.FAILED
     assert [type(event) for event in await world.events(run.id)] == [j.RunCreated, *events, j.RunFailed]
     assert isinstance(raised.value.__cause__, PayloadError)
@@ -171,7 +171,7 @@ async def test_a_flow_may_go_on_after_a_value_was_refused(world: World):
     rl = await world.crash_and_reopen()
     run = await rl.get(run.id)
     await run.signal("go")
-    assert "result of step 'make' cannot be journaled" in await run.result(timeout="10s")
+    assert "result of step 'make' cannot be journaled" in await run.result(timeout="60s")
 
 
 async def test_an_unserialisable_argument_of_a_child_flow_creates_no_child(world: World):
@@ -275,7 +275,7 @@ async def test_an_unserialisable_payload_of_a_signal_is_refused(world: World, va
         await run.signal("go", value)
     assert await rl.services.store.inbox([run.id]) == []
     await run.signal("go", "fine")
-    assert await run.result(timeout="10s") == "fine"
+    assert await run.result(timeout="60s") == "fine"
 
 
 @pytest.mark.parametrize("name", ["", None, 7])
@@ -713,14 +713,14 @@ class Damaged:
     async def reopen(self, named: str, caplog: pytest.LogCaptureFixture) -> Handle:
         """The good run completes, the bad one is held and says why."""
         rl = await self.world.open()
-        assert await (await rl.get("good")).result(timeout="10s") == 10
+        assert await (await rl.get("good")).result(timeout="60s") == 10
         run = await rl.get("bad")
         row = await self.world.until_status("paused", run)
         assert (row.hold, row.owner) == (Hold.CORRUPT, None)
         assert re.search(named, row.reason), row.reason
         assert "restore the file from a backup and resume() the run, or cancel() it" in row.reason
         with pytest.raises(CorruptionError, match=f"run 'bad' is held: .*{named}"):
-            await run.result(timeout="10s")
+            await run.result(timeout="60s")
         assert re.search(rf"\[JOURNAL_CORRUPT\] run bad: .*{named}", caplog.text)
         assert sorted(self.calls) == [2, 3, 4]  # of the good run only
         return run
@@ -736,7 +736,7 @@ async def test_a_corrupt_journal_row_holds_its_run_and_no_other(
     run = await damaged.reopen(r"(sequence|entry) 2\b", caplog)
     await run.cancel("give up")
     with pytest.raises(RunCancelledError):
-        await run.result(timeout="10s")
+        await run.result(timeout="60s")
     assert "corrupt" in (await run.describe()).reason
 
 
@@ -753,7 +753,7 @@ async def test_a_repaired_journal_is_resumed(world: World, caplog: pytest.LogCap
     await world.until_status("paused", run)
     world.damage("bad", 2, bytes(entry))
     await run.resume()
-    assert await run.result(timeout="10s") == 10
+    assert await run.result(timeout="60s") == 10
     assert sorted(damaged.calls) == [2, 2, 3, 3, 4, 4]
 
 
@@ -775,7 +775,7 @@ async def test_a_corrupt_checkpoint_holds_its_run_and_no_other(world: World, cap
     run = await damaged.reopen(r"checkpoint.*\b\d\b", caplog)
     await run.cancel()
     with pytest.raises(RunCancelledError):
-        await run.result(timeout="10s")
+        await run.result(timeout="60s")
     with pytest.raises(RunStateError, match="there is nothing to resume"):
         await run.resume()
 

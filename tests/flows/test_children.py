@@ -517,6 +517,6 @@ async def test_a_flow_that_ends_in_time_is_left_alone(world: World):
     await world.until_status("waiting", run)
     world.clock.advance("59m")
     await run.signal("go", "in time")
-    assert await run.result(timeout="5s") == "in time"
+    assert await run.result(timeout="60s") == "in time"
     world.clock.advance("1h")
     assert await run.status() == "completed"

@@ -416,7 +416,7 @@ async def test_a_step_the_flow_gave_up_on_is_given_up_on_again_by_replay(world: 
     await world.until_status("waiting", run)
     rl = await world.crash_and_reopen()
     await (await rl.get("r")).signal("go")
-    assert await (await rl.get("r")).result("10s") == "instead"
+    assert await (await rl.get("r")).result("60s") == "instead"
     assert calls == ["slow", "fallback"]  # given up on is an end like any other: it is not begun again
 
 
@@ -486,7 +486,7 @@ async def test_giving_up_while_a_commit_is_under_way(world: World, what: str, co
     rl = await world.crash_and_reopen()
     run = await rl.get("r")
     await run.signal("go")
-    answer = await run.result("10s")
+    answer = await run.result("60s")
     assert answer == ("instead" if "fallback" in first else answer)
     assert [key for key in await world.recorded("r") if key and "$" not in key] == first
 
@@ -516,7 +516,7 @@ async def test_a_loser_that_was_cancelled_is_not_begun_again_by_replay(world: Wo
     await world.until_status("waiting", run)
     rl = await world.crash_and_reopen()
     await (await rl.get("r")).signal("go")
-    assert await (await rl.get("r")).result("10s") == "fast"
+    assert await (await rl.get("r")).result("60s") == "fast"
     assert sorted(calls) == ["fast", "slow"]
 
 
@@ -561,7 +561,7 @@ async def test_a_child_run_the_flow_gave_up_on(world: World):
     rl = await world.crash_and_reopen()
     run = await rl.get("r")
     await run.signal("go")
-    assert await run.result("10s") == ["too late", "too late"]
+    assert await run.result("60s") == ["too late", "too late"]
     assert calls == once * 2
     children = (await rl.list(parent="r")).runs
     assert {child.id: child.status for child in children} == {"r/child": "cancelled", "r/child:1": "cancelled"}
@@ -587,7 +587,7 @@ async def test_given_up_in_an_attempt_of_a_flow_that_is_retried(world: World):
     run = await rl.start(impatient)
     await until(lambda: calls)
     world.clock.advance(0.02)
-    assert await run.result("10s") == "at last"
+    assert await run.result("60s") == "at last"
     assert calls == ["slow", "slow"]
 
 
@@ -612,7 +612,7 @@ async def test_a_step_whose_body_raises_cancelled_error_by_itself(world: World):
     await world.until_status("waiting", run)
     rl = await world.crash_and_reopen()
     await (await rl.get("r")).signal("go")
-    assert await (await rl.get("r")).result("10s") == "caught"
+    assert await (await rl.get("r")).result("60s") == "caught"
 
 
 async def test_a_signal_that_comes_as_the_flow_gives_up_is_kept_for_the_next_wait(world: World):
@@ -639,7 +639,7 @@ async def test_a_signal_that_comes_as_the_flow_gives_up_is_kept_for_the_next_wai
     await until(lambda: _count(world, "r", j.WaitStarted, 1))
     (message.id,) = await rl.services.store.post([message])  # type: ignore[assignment]
     gate.set()
-    assert await run.result("10s") == ["True", "yes"]
+    assert await run.result("60s") == ["True", "yes"]
     assert await _count(world, "r", j.SignalReceived, 2)
 
 
@@ -662,7 +662,7 @@ async def test_a_wait_the_flow_gave_up_on_does_not_take_a_later_signal(world: Wo
     rl = await world.crash_and_reopen()
     run = await rl.get("r")
     await run.signal("late", "this")
-    assert await run.result("10s") == "gave up, then this"
+    assert await run.result("60s") == "gave up, then this"
 
 
 async def _waits_for(world: World, run_id: str, name: str) -> bool:
@@ -870,7 +870,7 @@ async def test_two_tasks_given_the_same_context_are_two_branches(world: World):
 
 
 async def test_parallel_gives_results_in_order_and_runs_at_once(world: World):
-    barrier = threading.Barrier(3, timeout=10)
+    barrier = threading.Barrier(3, timeout=60)
 
     @step
     def meet(n: int) -> int:
@@ -940,7 +940,7 @@ async def test_parallel_raises_the_first_error_after_all_have_ended(world: World
 
     @step
     def other() -> str:
-        gate.wait(10)
+        gate.wait(60)
         done.append("other")
         return "other"
 

@@ -412,7 +412,7 @@ async def test_a_run_whose_group_failed_fails_with_the_same_error_after_a_crash(
     rl = await world.crash_and_reopen()
     await gates["a"].open(after=2)  # it fails first: the others are cancelled in their clean-up
     with pytest.raises(RunFailedError, match="1 sub-exception") as failed:
-        await (await rl.get(run.id)).result("10s")
+        await (await rl.get(run.id)).result("60s")
     assert isinstance(failed.value.__cause__, ExceptionGroup)
     assert [str(error) for error in failed.value.__cause__.exceptions] == ["a"]
     assert sorted(gates["rest"].entered) == ["b", "b", "c", "c"]

@@ -77,12 +77,12 @@ async def test_cancelled_during_a_sync_step_the_clean_up_runs(world: World, shap
 
     rl = await world.open()
     run = await rl.start(lease_sync if shape in ("sync", "parallel") else lease)
-    await asyncio.wait_for(gate.entered.wait(), 20)
+    await asyncio.wait_for(gate.entered.wait(), 60)
     await run.cancel("sold")
     await turns()
     gate.open()
     with pytest.raises(RunCancelledError, match="sold"):
-        await run.result("10s")
+        await run.result("60s")
     assert said == ["released"]
 
 
@@ -130,7 +130,7 @@ async def test_cancelled_during_a_steps_commit_the_clean_up_runs(world: World, s
     await cancel_is_heard(world, run)
     commits.let_go()
     with pytest.raises(RunCancelledError, match="sold"):
-        await run.result("10s")
+        await run.result("60s")
     assert said == ["released"]
     assert ways.check(at_least=1) == ["cleaning up"]
 
@@ -171,7 +171,7 @@ async def test_cancelled_during_a_steps_commit_and_killed_in_the_clean_up(world:
     rl = await world.crash_and_reopen()
     await releasing.open(after=2)
     with pytest.raises(RunCancelledError, match="sold"):
-        await (await rl.get(run.id)).result("10s")
+        await (await rl.get(run.id)).result("60s")
     assert ways.check() == ["cleaning up", "clean"]
 
 
@@ -216,7 +216,7 @@ async def test_cancelled_while_it_is_being_replayed_the_clean_up_runs(world: Wor
     rl = await world.crash_and_reopen()
     await releasing.open(after=2)
     with pytest.raises(RunCancelledError, match="sold"):
-        await (await rl.get(run.id)).result("20s")
+        await (await rl.get(run.id)).result("60s")
     assert ways.check(at_least=3) == ["2000"] * 5 + ["cleaning up", "clean"]
 
 

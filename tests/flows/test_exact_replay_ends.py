@@ -48,7 +48,7 @@ async def test_a_step_that_may_not_be_repeated_is_not_by_a_retried_flow(world: W
     run = await rl.get(run.id)
     await until(lambda: failed(world, run))
     with pytest.raises(RunFailedError) as caught:
-        await run.result("10s")
+        await run.result("60s")
     assert isinstance(caught.value.__cause__, StepInterruptedError)
     assert coins == ["coins"]
 
@@ -89,7 +89,7 @@ async def test_an_interruption_the_flow_has_answered_is_not_forgotten_by_a_later
     await gate.open(after=0)
     run = await rl.get(run.id)
     await until(lambda: ended(world, run))
-    assert await run.result("10s") == "asked"
+    assert await run.result("60s") == "asked"
     assert coins == ["coins"]
 
 
@@ -140,7 +140,7 @@ async def test_of_three_branches_entered_all_are_left_when_the_flows_timeout_has
     else:
         world.clock.advance("2h")
     with pytest.raises(RunFailedError, match="did not finish within its timeout"):
-        await (await rl.get(run.id)).result("10s")
+        await (await rl.get(run.id)).result("60s")
     assert sorted(entered) == sorted(left) == [0, 1, 2]
 
 
@@ -230,9 +230,9 @@ async def test_branches_left_behind_by_a_flow_that_ends_are_cancelled_and_clean_
     await leaving.open(after=4)
     run = await rl.get(run.id)
     if how == "returns":
-        assert await run.result("10s") == "over"
+        assert await run.result("60s") == "over"
     else:
         with pytest.raises(RunFailedError, match="no"):
-            await run.result("10s")
+            await run.result("60s")
     assert sorted(left) == ["a", "b"]
     assert len(entered.entered) == 2  # given up on before the crash: not begun again

@@ -177,5 +177,5 @@ async def test_a_run_that_is_blocked_in_asyncio_is_parked_and_comes_back(world: 
         rl = await world.crash_and_reopen()
         run = await rl.get(run.id)
     await run.signal("on")
-    assert await run.result("10s") == shape.__name__.strip("_").replace("queue_join", "joined")
+    assert await run.result("60s") == shape.__name__.strip("_").replace("queue_join", "joined")
     assert len(begun) == 2

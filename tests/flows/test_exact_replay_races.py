@@ -179,7 +179,7 @@ async def test_two_child_runs_unfinished_at_the_crash_share_one_order(world: Wor
     run = await rl.get(run.id)
     await run.signal("go")
     await run.signal("go")
-    assert await run.result("10s") == "over"
+    assert await run.result("60s") == "over"
     assert order.check() == ["b0", "a0", "b1", "a1"]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.flows import exact_replay_child as child
 
-LIVES = 3
+LIVES = 1  # of eight that are ordered by chance, one in 40,320 comes out as it was
 
 
 async def process(path: Path, shape: str, part: str, seed: int) -> Any:

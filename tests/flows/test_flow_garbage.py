@@ -95,7 +95,7 @@ async def test_what_it_asks_for_is_not_done_in_the_name_of_another_run(
     CALLS.clear()
     rl = await world.open()
     run = await rl.start(innocent)
-    assert await run.result("10s") == "shipped"
+    assert await run.result("60s") == "shipped"
     assert CALLS == []
     assert [one.key for one in await world.events(run.id)] == ["", "ship", ""]
 
@@ -178,7 +178,7 @@ async def test_a_run_that_has_ended_is_freed_at_once(world: World):
         for shape in (several, in_a_thread):
             run = await rl.start(shape)  # type: ignore[arg-type]
             live = weakref.ref(rl.orchestrator.live[run.id])
-            await run.result("10s")
+            await run.result("60s")
             await until(lambda live=live: live() is None)
     finally:
         gc.enable()
@@ -196,6 +196,6 @@ async def test_an_operation_that_was_called_before_is_not_begun_either(world: Wo
     CALLS.clear()
     rl = await world.open()
     run = await rl.start(innocent)
-    assert await run.result("10s") == "shipped"
+    assert await run.result("60s") == "shipped"
     assert [one.key for one in await world.events(run.id)] == ["", "ship", ""]
     assert CALLS == []

@@ -37,7 +37,7 @@ async def test_flow_code_has_a_running_loop_and_a_current_task_of_its_own(world:
 
     program = asyncio.get_running_loop()
     rl = await world.open()
-    assert await (await rl.start(looking)).result("10s") == {
+    assert await (await rl.start(looking)).result("60s") == {
         "running": True,
         "closed": False,
         "the program's": False,
@@ -60,7 +60,7 @@ async def test_nothing_is_put_onto_the_programs_loop(world: World):
 
     loop = asyncio.get_running_loop()
     rl = await world.open()
-    await (await rl.start(looking)).result("10s")
+    await (await rl.start(looking)).result("60s")
     assert [*seen, loop.get_task_factory()] == [None] * 3
 
 
@@ -119,7 +119,7 @@ async def test_a_task_that_only_asyncio_refers_to_is_not_collected(world: World)
     await run.signal("go")
     await until(lambda: said)
     await run.signal("on")
-    assert await run.result("10s") == "over"
+    assert await run.result("60s") == "over"
 
 
 @pytest.mark.parametrize("leaves", ["parked", "killed", "over"])
@@ -149,7 +149,7 @@ async def test_tasks_that_are_pending_when_the_run_leaves_memory_make_no_noise(
         rl = await world.crash_and_reopen()
         run = await rl.get(run.id)
         await run.signal("go")
-    assert await run.result("10s") == "over, 3 left"
+    assert await run.result("60s") == "over, 3 left"
     gc.collect()
     assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
@@ -259,7 +259,7 @@ async def test_coroutines_handed_to_as_completed_are_refused(world: World):
     made = list[Any]()
     rl = await world.open()
     with pytest.raises(RunFailedError, match="create_task") as failed:
-        await (await rl.start(collecting)).result("10s")
+        await (await rl.start(collecting)).result("60s")
     for one in made:
         one.close()  # nobody has awaited them
     assert isinstance(failed.value.__cause__, FlowCodeError)
@@ -295,7 +295,7 @@ async def test_an_async_generator_asks_for_operations_and_is_replayed(world: Wor
         await until(lambda count=count: len(done) == count)
         await park(world, run)
         await run.signal("go")
-    assert await run.result("10s") == [0, 1, 2]
+    assert await run.result("60s") == [0, 1, 2]
     assert ways.check(at_least=4) == ["0", "1", "2"]
     assert done == [0, 1, 2]
 

@@ -17,7 +17,7 @@ color: contextvars.ContextVar[str] = contextvars.ContextVar("color", default="no
 
 async def result(world: World, one: Any, *args: Any) -> Any:
     rl = await world.open()
-    return await (await rl.start(one, *args)).result("10s")
+    return await (await rl.start(one, *args)).result("60s")
 
 
 async def test_a_body_runs_on_the_programs_loop_in_a_task(world: World):
@@ -117,7 +117,7 @@ async def test_a_task_that_a_body_leaves_behind_goes_on(world: World):
 
     assert await result(world, one) == "begun"
     gate.set()
-    await asyncio.wait_for(done.wait(), 10)
+    await asyncio.wait_for(done.wait(), 60)
 
 
 @pytest.mark.parametrize("kind", ["async", "async later", "sync", "sync flow"])
@@ -198,7 +198,7 @@ async def test_two_flows_do_not_see_each_others_variables(world: World):
     runs = [await rl.start(painting, name) for name in ("red", None, "blue")]
     for run in runs:
         await run.signal("go")
-    assert [await run.result("10s") for run in runs] == ["red", "none", "blue"]
+    assert [await run.result("60s") for run in runs] == ["red", "none", "blue"]
 
 
 async def test_a_body_that_cancels_its_own_task_fails_and_hits_no_other(world: World):
@@ -287,7 +287,7 @@ async def test_many_bodies_at_once_each_have_their_own_task(world: World):
     await until(lambda: len(gate.entered) == 20)
     assert len(set(tasks)) == 20
     await gate.open()
-    assert await run.result("10s") == list(range(20))
+    assert await run.result("60s") == list(range(20))
     assert len(set(tasks)) == 20
 
 
@@ -297,7 +297,7 @@ async def test_sync_bodies_run_in_threads_and_leave_the_loop_free(world: World):
     @step
     def body() -> None:
         seen.append(threading.get_ident())
-        assert gate.wait(20)
+        assert gate.wait(60)
 
     @flow
     async def one() -> str:
@@ -308,5 +308,5 @@ async def test_sync_bodies_run_in_threads_and_leave_the_loop_free(world: World):
     run = await rl.start(one)
     await until(lambda: seen)
     gate.set()
-    assert await run.result("10s") == "over"
+    assert await run.result("60s") == "over"
     assert seen[0] != main

@@ -34,10 +34,10 @@ async def test_a_flow_that_spins_starves_nobody_and_can_be_cancelled(world: Worl
     rl = await world.open()
     spinner = await rl.start(spin)
     await until(lambda: spinning)
-    assert await (await rl.start(working)).result("20s") == ["worked"] * 5
+    assert await (await rl.start(working)).result("60s") == ["worked"] * 5
     await spinner.cancel("enough")
     with pytest.raises(RunCancelledError, match="enough"):
-        await spinner.result("20s")
+        await spinner.result("60s")
 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
@@ -48,7 +48,7 @@ async def test_flow_code_that_blocks_is_reported_with_its_place(
         return any("[FLOW_BLOCKS]" in record.getMessage() for record in caplog.records)
 
     def block() -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not reported() and time.monotonic() < deadline:
             time.sleep(0.01)  # it blocks here
 
@@ -63,7 +63,7 @@ async def test_flow_code_that_blocks_is_reported_with_its_place(
     caplog.set_level(logging.WARNING)
     rl = await world.open()
     run = await rl.start(blocking if kind == "async" else blocking_sync)
-    await run.result("30s")
+    await run.result("60s")
     (said,) = [one.getMessage() for one in caplog.records if "[FLOW_BLOCKS]" in one.getMessage()]
     assert run.id in said
     assert f"{__file__}:" in said
@@ -82,7 +82,7 @@ async def test_a_sync_flow_that_computes_for_long_comes_to_its_end(
         return "worked"
 
     def compute() -> str:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while "[FLOW_BLOCKS]" not in caplog.text and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.05)  # so that whoever gives up on it has done so
@@ -105,7 +105,7 @@ async def test_a_sync_flow_that_computes_for_long_comes_to_its_end(
 
     rl = await world.open()
     run = await rl.start(computing)
-    assert "computed" in await run.result("10s")
+    assert "computed" in await run.result("60s")
     assert calls.count("computed") == 1
 
 
@@ -121,7 +121,7 @@ async def test_steps_that_take_long_are_no_flow_code_that_blocks(world: World, c
         long()
 
     rl = await world.open()
-    await (await rl.start(patient)).result("30s")
+    await (await rl.start(patient)).result("60s")
     assert "[FLOW_BLOCKS]" not in caplog.text
 
 
@@ -159,7 +159,7 @@ async def test_a_program_that_is_busy_does_not_keep_a_run_from_being_parked(worl
     run = await rl.start(waiting)
     await park(world, run)
     await run.signal("go")
-    assert await run.result("20s") == list(range(5))
+    assert await run.result("60s") == list(range(5))
     stop.set()
     await asyncio.gather(*spinners)
 
@@ -186,4 +186,4 @@ async def test_a_run_is_blocked_only_when_no_step_of_it_is_under_way(world: Worl
     await gate.open()
     await park(world, run)
     world.clock.advance("1h")
-    await run.result("10s")
+    await run.result("60s")

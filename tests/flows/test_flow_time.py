@@ -64,7 +64,7 @@ async def test_asyncio_sleep_that_ended_while_no_process_ran(world: World):
     await world.crash()
     world.clock.advance("2h")
     rl = await world.open()
-    assert await (await rl.get(run.id)).result("10s") == "over"
+    assert await (await rl.get(run.id)).result("60s") == "over"
 
 
 @CRASH
@@ -108,7 +108,7 @@ async def test_asyncio_sleep_of_zero_asks_for_nothing(world: World):
 
     rl = await world.open()
     run = await rl.start(yielding)
-    assert await run.result("10s") == "over"
+    assert await run.result("60s") == "over"
     assert len(await world.events(run.id)) == 2  # created, completed
 
 
@@ -346,7 +346,7 @@ async def test_a_loop_until_a_time_of_the_event_loop_ends(world: World):
         await until(lambda: asleep_or_over(world, run))
         world.clock.advance("20m")
         await until(lambda count=count: len(rounds) >= min(count, 3))
-    assert await run.result("10s") == 3
+    assert await run.result("60s") == 3
 
 
 async def asleep_or_over(world: World, run: Any) -> bool:
@@ -390,5 +390,5 @@ async def test_a_timer_that_is_never_waited_with_leaves_nothing_in_the_journal(w
 
     rl = await world.open()
     run = await rl.start(limited)
-    assert await run.result("10s") == "over"
+    assert await run.result("60s") == "over"
     assert len(await world.events(run.id)) == 2  # created, completed

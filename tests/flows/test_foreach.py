@@ -123,7 +123,7 @@ async def test_one_after_the_other_or_so_many_at_once(world: World):
 
 
 async def test_sync_steps_of_a_sync_flow_run_at_once(world: World):
-    barrier = threading.Barrier(3, timeout=10)
+    barrier = threading.Barrier(3, timeout=60)
 
     @step
     def meet(n: int) -> int:
@@ -250,12 +250,12 @@ async def test_restoring_costs_in_proportion_to_the_items(world: World):
     run = await rl.start(many, id="r")
     await world.until_status("waiting", run)
     await world.crash()
-    before = time.perf_counter()
+    before = time.process_time()
     rl = await world.open()
     run = await rl.get("r")
     await run.signal("go")
     assert await run.result() == 6000
-    assert time.perf_counter() - before < 5  # 0.2 s; by looking through all of them 20 s and more
+    assert time.process_time() - before < 8  # of the processor: 0.2 s; by looking through all of them 20 s and more
 
 
 # ---- items that change between a crash and the resumption

@@ -20,7 +20,7 @@ async def at_rest(world: World, run: Handle) -> bool:
 
 async def is_cancelled(run: Handle, reason: str = "sold") -> None:
     with pytest.raises(RunCancelledError, match=reason):
-        await run.result("5s")
+        await run.result("60s")
 
 
 # ---- clean-up, wherever the branch was
@@ -395,7 +395,7 @@ async def test_a_step_that_is_given_up_on_before_it_begins_is_not_executed(world
     rl = await world.open()
     run = await rl.start(order)
     await gate.open(after=2)
-    assert await run.result("10s") == "compensated"
+    assert await run.result("60s") == "compensated"
     await world.close()  # when all threads have ended
     assert done == ["undone", "undone"]
 
@@ -428,7 +428,7 @@ async def test_a_sync_step_that_waits_for_a_thread_does_not_begin_once_its_run_i
     await until(lambda: rl.orchestrator.live[run.id].cancelled)
     gate.open()
     await is_cancelled(run)
-    await first.result("10s")
+    await first.result("60s")
     assert calls == []
 
 

@@ -57,7 +57,7 @@ async def test_a_child_of_a_sync_flow_that_nothing_can_wake_fails_it(world: Worl
 
     rl = await world.open()
     with pytest.raises(RunFailedError, match="nothing in its run can bring about"):
-        await (await rl.start(parent)).result("10s")
+        await (await rl.start(parent)).result("60s")
 
 
 def test_a_signal_that_a_cancellation_broke_off_is_for_whoever_waits_next():

@@ -37,7 +37,7 @@ async def charge(amount: Any) -> None:
 async def failure_of(world: World, one: Any) -> str:
     rl = await world.open()
     with pytest.raises(RunFailedError) as failed:
-        await (await rl.start(one)).result("10s")
+        await (await rl.start(one)).result("60s")
     return str(failed.value)
 
 
@@ -66,7 +66,7 @@ async def test_an_error_says_which_call_was_not_awaited(world: World):
 
     rl = await world.open()
     with pytest.raises(RunFailedError) as failed:
-        await (await rl.start(careless)).result("10s")
+        await (await rl.start(careless)).result("60s")
     assert "'price' was called at " in "".join(getattr(failed.value.__cause__, "__notes__", [])), failed.value.__cause__
 
 
@@ -111,7 +111,7 @@ async def test_a_child_of_a_retried_flow_that_is_called_with_another_input_gives
     rl = await world.crash_and_reopen()
     await gate.open(after=2)
     run = await rl.get("r")
-    assert await run.result("10s") == "for 2"
+    assert await run.result("60s") == "for 2"
 
 
 @pytest.mark.parametrize("how", ["thread", "pool", "nested"])
@@ -147,7 +147,7 @@ async def test_a_thread_of_flow_code_is_told_at_once_that_it_is_in_no_flow(world
         thread.join()
 
     rl = await world.open()
-    told = await (await rl.start(threading_flow)).result("10s")
+    told = await (await rl.start(threading_flow)).result("60s")
     assert len(told) == 3
     assert all("from a thread that is not its flow's" in one for one in told)
     assert executed == []
@@ -204,7 +204,7 @@ async def test_only_the_first_steps_of_a_run_that_died_early_may_have_been_in_fl
     rl = await world.crash_and_reopen()
     with caplog.at_level("INFO", logger="relight"):
         await gate.open(after=2)
-        await (await rl.get("r")).result("10s")
+        await (await rl.get("r")).result("60s")
     assert sum("[STEP_REPEATED]" in line.getMessage() for line in caplog.records) <= 1
 
 
@@ -260,6 +260,6 @@ async def test_a_cancelled_foreach_whose_steps_ended_all_the_same_is_the_same_in
         rl = await world.crash_and_reopen()
     await gate.open(after=3)
     with pytest.raises(RunCancelledError):
-        await (await rl.get("r")).result("10s")
+        await (await rl.get("r")).result("60s")
     assert seen == ["cancelled"] * 3
     assert not any(type(event).__name__ == "ForeachCut" for event in await world.events("r"))

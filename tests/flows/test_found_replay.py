@@ -162,7 +162,7 @@ async def test_a_step_that_may_not_be_repeated_is_not_when_it_was_given_up_on_an
     run = await rl.start(order)
     await until(lambda: cleaning.entered)
     rl = await world.crash_and_reopen()
-    assert await (await rl.get(run.id)).result("10s") == "StepInterruptedError"
+    assert await (await rl.get(run.id)).result("60s") == "StepInterruptedError"
     assert executed == ["charged"]
 
 
@@ -216,12 +216,13 @@ async def test_values_and_steps_in_several_branches_come_to_an_end(world: World)
 
     rl = await world.open()
     runs = [await rl.start(drawing) for _ in range(20)]
-    assert [await run.result("10s") for run in runs] == ["over"] * 20
+    assert [await run.result("60s") for run in runs] == ["over"] * 20
 
 
 # ---- much happens before it rests
 
 
+@pytest.mark.parametrize("world", ["memory"], indirect=True)  # no store is asked meanwhile
 @pytest.mark.parametrize("kind", ["turns", "tasks"])
 async def test_more_than_ten_thousand_callbacks_before_a_flow_rests(world: World, kind: str):
     @flow
@@ -238,6 +239,7 @@ async def test_more_than_ten_thousand_callbacks_before_a_flow_rests(world: World
     assert await replay_to_the_end(world, run, crash=False) == "over"
 
 
+@pytest.mark.parametrize("world", ["sqlite"], indirect=True)  # one commit holds them all
 async def test_more_than_ten_thousand_operations_before_a_flow_rests(world: World):
     @flow
     async def many() -> str:
@@ -248,7 +250,7 @@ async def test_more_than_ten_thousand_operations_before_a_flow_rests(world: Worl
     run = await rl.start(many)
     await park(world, run)
     world.clock.advance("2h")
-    assert await run.result("20s") == "over"
+    assert await run.result("60s") == "over"
 
 
 # ---- waiting for nothing
@@ -271,7 +273,7 @@ async def test_a_flow_that_waits_for_nothing_and_swallows_being_told_so_fails(wo
     rl = await world.open()
     run = await rl.start(stubborn)
     with pytest.raises(RunFailedError, match="nothing in its run can bring about"):
-        await run.result("10s")
+        await run.result("60s")
     assert len(await world.events(run.id)) < 20
 
 
@@ -295,7 +297,7 @@ async def test_a_task_that_a_body_has_kept_may_be_cancelled_by_anybody(world: Wo
 
     rl = await world.open()
     for _ in range(3):
-        assert await (await rl.start(two)).result("10s") == len(kept)
+        assert await (await rl.start(two)).result("60s") == len(kept)
         for task in kept:
             task.cancel()
 
@@ -351,7 +353,7 @@ async def test_a_call_that_a_failed_attempt_left_unawaited_does_not_fail_the_nex
         return await asyncio.gather(charge(1), charge(flaky()))
 
     rl = await world.open()
-    assert await (await rl.start(order)).result("10s") == [1, 2]
+    assert await (await rl.start(order)).result("60s") == [1, 2]
 
 
 async def test_a_timer_that_a_failed_attempt_left_behind_does_not_go_off(world: World):

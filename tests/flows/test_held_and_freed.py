@@ -56,7 +56,7 @@ async def test_another_kind_of_value_than_recorded_holds_the_run(store, registry
         run = await rl.get("r")
         await run.signal("go")  # a parked run is looked at when it is told something
         with pytest.raises(NonDeterminismError, match=r"'\$random' where its journal holds '\$now'"):
-            await run.result(timeout="10s")
+            await run.result(timeout="60s")
         assert (await run.describe()).hold is Hold.NONDETERMINISM
     assert "[NONDETERMINISM] run r: the flow asks for" in caplog.text
 
@@ -74,11 +74,11 @@ async def test_the_result_of_a_run_can_be_awaited_as_soon_as_its_flow_is_registe
         run = await rl.get("r")
         await run.signal("go", "gone")
         with pytest.raises(UnknownFlowError):
-            await run.result(timeout="10s")
+            await run.result(timeout="60s")
     registry.add(vanishing)
     async with Relight(store=store) as rl:
         run = await rl.get("r")
-        assert await run.result(timeout="10s") == "gone"
+        assert await run.result(timeout="60s") == "gone"
 
 
 async def test_the_result_of_a_held_run_can_be_awaited_as_soon_as_it_is_resumed(store, registry):
@@ -107,8 +107,8 @@ async def changing() -> int:
         run = await rl.get("r")
         await run.signal("go")
         with pytest.raises(VersionMismatchError):
-            await run.result(timeout="10s")
+            await run.result(timeout="60s")
     async with Relight(store=store, recovery={"version_mismatch": "warn"}) as rl:
         run = await rl.get("r")
         await run.resume()
-        assert await run.result(timeout="10s") == 1
+        assert await run.result(timeout="60s") == 1

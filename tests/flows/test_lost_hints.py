@@ -43,4 +43,4 @@ async def test_two_engines_that_never_hear_of_each_other(
         await until(waits)
         elsewhere = await other.get("r")
         await elsewhere.signal("question", 42)
-        assert await elsewhere.result(timeout="20s") == "got 42"
+        assert await elsewhere.result(timeout="60s") == "got 42"

@@ -40,7 +40,7 @@ def names_the_line(error: BaseException, call: str) -> None:
 async def fails_with_flow_code_error(world: World, one: Any, name: str, call: str) -> None:
     rl = await world.open()
     with pytest.raises(RunFailedError, match=rf"'?{name}'?.*never awaited") as failed:
-        await (await rl.start(one)).result("10s")
+        await (await rl.start(one)).result("60s")
     assert isinstance(failed.value.__cause__, FlowCodeError)
     names_the_line(failed.value, call)
     assert calls == []
@@ -139,7 +139,7 @@ async def test_a_forgotten_await_in_a_child_run_fails_that(world: World):
 
     rl = await world.open()
     run = await rl.start(order, id="o")
-    assert await run.result("10s") == "not paid"
+    assert await run.result("60s") == "not paid"
     assert (await world.row("o/pay")).status == "failed"
     assert calls == []
 
@@ -188,7 +188,7 @@ async def test_a_forgotten_await_fails_every_attempt_of_a_flow_and_after_a_crash
     await run.signal("go")
     await run.signal("go")
     with pytest.raises(RunFailedError, match=r"'charge'.*never awaited") as failed:
-        await run.result("10s")
+        await run.result("60s")
     names_the_line(failed.value, "charge(100)")
     assert calls == []
 
@@ -203,7 +203,7 @@ async def test_the_flows_own_error_outweighs_what_it_forgot(world: World):
 
     rl = await world.open()
     with pytest.raises(RunFailedError, match="the card is blocked") as failed:
-        await (await rl.start(pay)).result("10s")
+        await (await rl.start(pay)).result("60s")
     assert isinstance(failed.value.__cause__, ValueError)
 
 
@@ -265,7 +265,7 @@ async def test_a_call_that_is_awaited_later_is_fine(world: World, shape: Any):
         return await shape(charge)
 
     rl = await world.open()
-    assert sorted(await (await rl.start(pay)).result("10s")) == ["charged 1", "charged 2"]
+    assert sorted(await (await rl.start(pay)).result("60s")) == ["charged 1", "charged 2"]
     assert sorted(calls) == [1, 2]
 
 
@@ -280,7 +280,7 @@ async def test_calls_in_a_task_that_was_cancelled_before_it_began_are_not_forgot
         return "given up"
 
     rl = await world.open()
-    assert await (await rl.start(pay)).result("10s") == "given up"
+    assert await (await rl.start(pay)).result("60s") == "given up"
     assert calls == []
 
 
@@ -294,7 +294,7 @@ async def test_a_call_that_is_closed_is_not_forgotten(world: World):
         return "thought better of it"
 
     rl = await world.open()
-    assert await (await rl.start(pay)).result("10s") == "thought better of it"
+    assert await (await rl.start(pay)).result("60s") == "thought better of it"
 
 
 async def test_awaiting_a_call_twice_is_refused_as_for_a_coroutine(world: World):
@@ -310,7 +310,7 @@ async def test_awaiting_a_call_twice_is_refused_as_for_a_coroutine(world: World)
             return str(error)
 
     rl = await world.open()
-    assert "await" in await (await rl.start(pay)).result("10s")
+    assert "await" in await (await rl.start(pay)).result("60s")
     assert calls == [1]
 
 
@@ -338,4 +338,4 @@ async def test_a_task_whose_step_has_begun_may_be_left_behind(world: World):
         return "on its way"
 
     rl = await world.open()
-    assert await (await rl.start(pay)).result("10s") == "on its way"
+    assert await (await rl.start(pay)).result("60s") == "on its way"

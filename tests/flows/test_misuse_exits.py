@@ -172,16 +172,16 @@ async def test_it_fails_its_run_and_the_engine_goes_on(world: World, raises: Any
     beside = await rl.start(patient)
     run = await rl.start(flows[shape])
     with pytest.raises(RunFailedError) as failed:
-        await run.result("10s")
+        await run.result("60s")
     cause = failed.value.__cause__
     named = repr(cause.exceptions) if isinstance(cause, BaseExceptionGroup) else str(failed.value)
     assert NAMES[raises] in named
     await beside.signal("go")
-    assert await beside.result("10s") == "fine"
+    assert await beside.result("60s") == "fine"
     after = await rl.start(patient)
     await after.signal("go")
-    assert await after.result("10s") == "fine"
-    await asyncio.wait_for(world.close(), 20)
+    assert await after.result("60s") == "fine"
+    await asyncio.wait_for(world.close(), 60)
 
 
 @RAISES
@@ -214,7 +214,7 @@ async def test_a_flow_may_react_to_what_its_step_raised_and_does_so_again_on_rep
     rl = await world.crash_and_reopen()
     run = await rl.get(run.id)
     await run.signal("go")
-    assert await run.result("10s") == "instead"
+    assert await run.result("60s") == "instead"
     assert len(seen) == 2
     assert seen[0] == seen[1]
     assert NAMES[raises] in seen[0]
@@ -234,7 +234,7 @@ def test_the_blocking_facade_goes_on_and_closes_in_order(raises: Any, shape: str
                     rl.run(flows[shape])
                 run = rl.start(patient)
                 run.signal("go")
-                found.append(run.result("10s"))
+                found.append(run.result("60s"))
         except BaseException as error:
             found.append(error)
             raise
@@ -243,5 +243,5 @@ def test_the_blocking_facade_goes_on_and_closes_in_order(raises: Any, shape: str
 
     thread = threading.Thread(target=body, daemon=True)
     thread.start()
-    thread.join(30)
+    thread.join(60)
     assert found == ["fine", "closed"]

@@ -27,7 +27,7 @@ async def fork(path: Path, kind: str, action: str) -> dict[str, Any]:
         start_new_session=True,
     )
     try:
-        out, err = await asyncio.wait_for(process.communicate(), 20)
+        out, err = await asyncio.wait_for(process.communicate(), 60)
     except TimeoutError:
         pytest.fail(f"{kind}, {action}: parent or child hangs")
     finally:

@@ -91,7 +91,7 @@ async def test_it_is_refused_where_it_is_called_and_fails_the_run(world: World, 
     try:
         run = await rl.start(reaching_out)
         with pytest.raises(RunFailedError, match="step") as failed:
-            await run.result("10s")
+            await run.result("60s")
         assert isinstance(failed.value.__cause__, FlowCodeError)
     finally:
         outside.close()
@@ -116,7 +116,7 @@ async def test_it_is_refused_in_every_branch(world: World, where: str):
 
     rl = await world.open()
     with pytest.raises(RunFailedError) as failed:
-        await (await rl.start(reaching_out)).result("10s")
+        await (await rl.start(reaching_out)).result("60s")
     cause = failed.value.__cause__
     assert isinstance(cause.exceptions[0] if isinstance(cause, ExceptionGroup) else cause, FlowCodeError)
 
@@ -139,7 +139,7 @@ async def test_a_flow_may_catch_it_and_go_on_and_does_so_again_on_replay(world: 
     rl = await world.crash_and_reopen()
     run = await rl.get(run.id)
     await run.signal("go")
-    assert await run.result("10s") == "over"
+    assert await run.result("60s") == "over"
     assert len(seen) == 2
     assert seen[0] == seen[1]
 
@@ -175,7 +175,7 @@ async def test_all_of_it_is_allowed_in_steps(world: World):
         return f"{await talk()} {await compute()}"
 
     rl = await world.open()
-    assert await (await rl.start(reaching_out)).result("20s") == "hello 42"
+    assert await (await rl.start(reaching_out)).result("60s") == "hello 42"
 
 
 # ---- what others wake
@@ -184,7 +184,7 @@ async def test_all_of_it_is_allowed_in_steps(world: World):
 async def ends_loudly(run: Any) -> None:
     """It fails, or is held, with a sentence: it does not wait for ever in silence."""
     with pytest.raises(RelightError):
-        await run.result("10s")
+        await run.result("60s")
 
 
 async def test_an_event_that_the_program_sets_does_not_leave_the_flow_hanging(world: World):
@@ -227,7 +227,7 @@ async def test_a_lock_that_two_runs_share_does_not_leave_one_hanging(world: Worl
         with contextlib.suppress(RelightError):
             await run.signal("go")
         with contextlib.suppress(RelightError):
-            assert await run.result("10s") in ("first", "second")
+            assert await run.result("60s") in ("first", "second")
 
 
 async def test_a_flow_that_waits_for_what_can_never_happen_says_so(world: World):

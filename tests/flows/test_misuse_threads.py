@@ -46,7 +46,7 @@ def in_thread(fn: Callable[[], Any]) -> Any:
 
     thread = threading.Thread(target=body, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(60)
     assert found, "it hangs"
     if isinstance(found[0], BaseException):
         raise found[0]
@@ -116,7 +116,7 @@ async def test_an_operation_called_from_a_thread_of_a_sync_flow_is_refused(
 
     rl = await world.open()
     run = await rl.start(threading_flow)
-    assert "thread" in await run.result("20s")
+    assert "thread" in await run.result("60s")
     assert calls == []
     assert len(await world.events(run.id)) == 2  # created, completed
 
@@ -144,7 +144,7 @@ async def test_an_operation_called_from_a_thread_of_an_async_flow_is_refused(
 
     rl = await world.open()
     run = await rl.start(threading_flow)
-    assert "thread" in await run.result("20s")
+    assert "thread" in await run.result("60s")
     assert calls == []
     assert len(await world.events(run.id)) == 2
 
@@ -164,7 +164,7 @@ async def test_mapping_a_step_over_a_pool_charges_nobody(world: World):
 
     rl = await world.open()
     with pytest.raises(RunFailedError, match=r"'charge'.*thread") as failed:
-        await (await rl.start(charging)).result("20s")
+        await (await rl.start(charging)).result("60s")
     assert isinstance(failed.value.__cause__, OutsideRunError)
     assert charged == []
 
@@ -186,7 +186,7 @@ async def test_a_pool_that_was_there_before_the_flow_charges_nobody_either(world
         pool.submit(int).result(20)  # its thread lives
         rl = await world.open()
         with pytest.raises(RunFailedError, match=r"'charge'.*thread"):
-            await (await rl.start(charging)).result("20s")
+            await (await rl.start(charging)).result("60s")
     assert charged == []
 
 
@@ -208,7 +208,7 @@ async def test_a_step_may_use_threads_of_its_own_and_call_others_as_plain_functi
 
     rl = await world.open()
     run = await rl.start(squares)
-    assert await run.result("20s") == [0, 1, 4, 9]
+    assert await run.result("60s") == [0, 1, 4, 9]
     assert await world.recorded(run.id) == ["whole", ""]
 
 
@@ -252,7 +252,7 @@ async def test_starting_a_run_inside_an_async_flow_is_refused(world: World, meth
         return "it was not refused"
 
     rl = await world.open()
-    says_what_to_do(await (await rl.start(outer)).result("10s"))
+    says_what_to_do(await (await rl.start(outer)).result("60s"))
     assert calls == []
     assert (await rl.list(flow="sub")).runs == []
 
@@ -268,7 +268,7 @@ async def test_a_flow_that_starts_runs_fails_with_that_error(world: World):
 
     rl = await world.open()
     with pytest.raises(RunFailedError, match="spawn") as failed:
-        await (await rl.start(outer)).result("10s")
+        await (await rl.start(outer)).result("60s")
     assert isinstance(failed.value.__cause__, RelightError)
 
 
@@ -294,7 +294,7 @@ async def test_starting_a_run_in_a_branch_of_a_flow_is_refused(world: World, whe
 
     rl = await world.open()
     with pytest.raises(RunFailedError, match="spawn"):
-        await (await rl.start(outer)).result("10s")
+        await (await rl.start(outer)).result("60s")
     assert (await rl.list(flow="sub")).runs == []
 
 
@@ -322,7 +322,7 @@ def test_starting_a_run_inside_a_flow_of_the_blocking_facade_is_refused(method: 
 
     with Relight("memory:") as rl:
         run = rl.start(outer if kind == "sync" else outer_async)
-        says_what_to_do(run.result("10s"))
+        says_what_to_do(run.result("60s"))
         assert rl.list(flow="sub").runs == []
 
 
@@ -346,7 +346,7 @@ async def test_starting_a_run_inside_a_step_is_fine(world: World):
         return await starts()
 
     rl = await world.open()
-    assert await (await rl.start(outer)).result("10s") == "worked"
+    assert await (await rl.start(outer)).result("60s") == "worked"
     assert await world.recorded("started") == ["work", ""]
 
 
@@ -369,5 +369,5 @@ async def test_a_handle_used_inside_a_flow_is_refused_and_never_hangs(world: Wor
     rl = await world.open()
     handle = await rl.start(other)
     await world.until_status("waiting", handle)
-    assert re.match("refused: .*step", await (await rl.start(outer)).result("5s"))
+    assert re.match("refused: .*step", await (await rl.start(outer)).result("60s"))
     assert await handle.status() == "waiting"

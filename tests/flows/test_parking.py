@@ -211,7 +211,7 @@ async def test_a_step_in_flight_keeps_the_run_in_memory(world: World):
     @step
     def slow_in_a_thread() -> str:
         calls.append(2)
-        release.wait(20)
+        release.wait(60)
         return "thread"
 
     release = threading.Event()

@@ -422,5 +422,5 @@ async def test_an_operation_that_begins_as_its_run_is_paused_does_not_break_off_
     await world.until_status("paused", run)
     assert calls == ["finished"]
     await run.resume()
-    assert await run.result(timeout="10s") == "slow"
+    assert await run.result(timeout="60s") == "slow"
     assert calls == ["finished"]

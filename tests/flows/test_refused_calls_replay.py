@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from relight import ConflictError, PayloadError, Relight, flow, spawn, step, wait_for
 from relight.backends.memory import MemoryStore
 from relight.clock import SYSTEM_CLOCK
+from tests.flows.world import until
 
 
 @pytest.mark.parametrize("how", ["child", "spawn", "conflict", "step"])
@@ -44,10 +43,14 @@ async def test_a_refusal_that_was_caught_is_refused_again(how):
 
     async with Relight(store=store) as rl:
         await rl.run(numbered, 4, id="taken")
-        await rl.start(careless, how, id="r")
-        await asyncio.sleep(0.05)
+        run = await rl.start(careless, how, id="r")
+
+        async def waiting() -> bool:
+            return await run.status() == "waiting"
+
+        await until(waiting)
     async with Relight(store=store) as rl:
         run = await rl.get("r")
         await run.signal("end")
         expected = "ConflictError" if how == "conflict" else "PayloadError"
-        assert await run.result(timeout="10s") == expected
+        assert await run.result(timeout="60s") == expected

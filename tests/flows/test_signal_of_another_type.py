@@ -42,4 +42,4 @@ async def test_a_caught_payload_error_is_replayed(early):
     async with Relight(store=store) as rl:
         run = await rl.get("r")
         await run.signal("end")
-        assert await run.result(timeout="10s") == ["no number", "got 7"]
+        assert await run.result(timeout="60s") == ["no number", "got 7"]

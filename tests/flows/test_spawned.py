@@ -224,7 +224,7 @@ async def test_spawning_under_the_id_of_a_run_that_somebody_else_started_and_is_
         rl = await world.crash_and_reopen()
     await (await rl.get("s")).signal("go", "shipped")
     for run_id in ("one", "two"):  # at once: no time passes here
-        assert await (await rl.get(run_id)).result(timeout="5s") == "shipped"
+        assert await (await rl.get(run_id)).result(timeout="60s") == "shipped"
 
 
 @pytest.mark.parametrize("whose", ["spawned", "somebody else's"])
@@ -331,7 +331,7 @@ async def test_joining_a_parked_run_does_not_wake_it(world: World):
     await world.park(run)
     assert (await world.row("s")).epoch == epoch
     await shared.signal("go", "shipped")
-    assert await run.result(timeout="5s") == "shipped"
+    assert await run.result(timeout="60s") == "shipped"
 
 
 async def test_a_spawned_run_awaited_twice_and_by_two_branches(world: World):
@@ -354,7 +354,7 @@ async def test_a_spawned_run_awaited_twice_and_by_two_branches(world: World):
     await world.until_status("waiting", await rl.get("s"))
     await until(lambda: sum(one.waiting for one in rl.orchestrator.live[run.id].pending.values()) == 2)
     await (await rl.get("s")).signal("go", "x")
-    assert await run.result(timeout="5s") == ["x", "x", "x"]
+    assert await run.result(timeout="60s") == ["x", "x", "x"]
 
 
 async def exists(world: World, run_id: str) -> bool:

@@ -919,7 +919,7 @@ async def test_a_spawned_run_has_idempotency_keys_of_its_own(world: World):
         return [await charge(), await order(), await first, await second]
 
     rl = await world.open()
-    keys = await (await rl.start(several, id="s")).result("10s")
+    keys = await (await rl.start(several, id="s")).result("60s")
     assert len(set(keys)) == 4
 
 

@@ -34,7 +34,7 @@ async def test_cancel_is_heard_and_the_flow_cleans_up(turns):
             await asyncio.sleep(0)
         await run.cancel()
         with pytest.raises(RunCancelledError):
-            await run.result(timeout="10s")
+            await run.result(timeout="60s")
     assert cleaned == [turns]
 
 

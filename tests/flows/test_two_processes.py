@@ -114,10 +114,10 @@ async def test_one_process_signals_and_awaits_a_run_that_another_drives(stage: S
         await stage.until_waiting(run)
         owner = (await run.describe()).owner
         assert owner is not None
-        result = asyncio.create_task(run.result(timeout="20s"))
+        result = asyncio.create_task(run.result(timeout="60s"))
         await run.signal("go", 10)
         assert await result == 13
-        assert await run.result(timeout="20s") == 13  # a finished one at once
+        assert await run.result(timeout="60s") == 13  # a finished one at once
     await child.says("result asking-1 13")
     assert await child.ended() == 0
     assert stage.effects() == {"asking-1.1": 1, "asking-1.2": 1}
@@ -134,7 +134,7 @@ async def test_one_process_cancels_a_run_that_another_drives(stage: Stage):
             run = await rl.get(run_id)
             await run.cancel("we changed our mind")
             with pytest.raises(RunCancelledError, match="we changed our mind"):
-                await run.result(timeout="20s")
+                await run.result(timeout="60s")
     await child.says("cancelled asking-1 we changed our mind")
     await child.says("cancelled guarded-1 we changed our mind")
     assert await child.ended() == 0
@@ -156,7 +156,7 @@ async def test_one_process_pauses_and_resumes_a_run_that_another_drives(stage: S
         await run.signal("go", 10)
         assert await run.status() is Status.PAUSED
         await run.resume()
-        assert await run.result(timeout="20s") == 13
+        assert await run.result(timeout="60s") == 13
     await child.says("result asking-1 13")
     assert stage.effects() == {"asking-1.1": 1, "asking-1.2": 1}
 
@@ -183,12 +183,12 @@ async def test_a_second_process_takes_the_runs_over_and_the_first_is_fenced(stag
         assert owner == rl.services.owner
         before = await rl.services.store.latest_sequence("guarded-1")
         stage.gate.touch()  # both processes finish the step; only one may record it
-        assert await run.result(timeout="20s") == "hung"
+        assert await run.result(timeout="60s") == "hung"
         await child.logs("[RUN_FENCED] run guarded-1: another owner has claimed it")
         assert (await run.describe()).owner in (owner, None)
         asking = await rl.get("asking-1")
         await asking.signal("go", 10)
-        assert await asking.result(timeout="20s") == 13
+        assert await asking.result(timeout="60s") == 13
         entries = (await rl.services.store.read_from("guarded-1", before, 100)).entries
         assert len(entries) == 3  # hang, work, the run's end: all from here
     await child.says("result guarded-1 hung")
@@ -209,9 +209,9 @@ async def test_a_killed_process_leaves_its_runs_to_the_next(stage: Stage):
     await child.ended()
     stage.gate.touch()
     async with Relight(stage.path) as rl:
-        assert await (await rl.get("guarded-1")).result(timeout="20s") == "hung"
+        assert await (await rl.get("guarded-1")).result(timeout="60s") == "hung"
         await (await rl.get("asking-1")).signal("go", 1)
-        assert await (await rl.get("asking-1")).result(timeout="20s") == 4
+        assert await (await rl.get("asking-1")).result(timeout="60s") == 4
     assert stage.effects()["guarded-1.hang"] == 2
     assert stage.effects()["guarded-1.1"] == stage.effects()["guarded-1.2"] == 1
 

@@ -67,7 +67,7 @@ async def waiting(world: World, main: Any, run_id: str = "r") -> None:
 async def go(world: World, run_id: str = "r") -> Any:
     run = await world.rl.get(run_id)
     await run.signal("go", id="go")
-    return await run.result(timeout="5s")
+    return await run.result(timeout="60s")
 
 
 # ---- fingerprints
@@ -111,7 +111,7 @@ async def test_fail_holds_the_run_until_somebody_decides(world: World, registry:
     assert "step 'work'" in row.reason
     assert "resume" in row.reason
     with pytest.raises(VersionMismatchError, match=r"run 'r' is held: step 'work': code or options changed"):
-        await run.result(timeout="5s")
+        await run.result(timeout="60s")
     await run.resume()  # too early: it is held again
     await until(lambda: inbox_empty(world))
     await world.until_status("paused", run)
@@ -165,7 +165,7 @@ async def test_changed_arguments_of_an_unchanged_step_hold_the_run(
         run = await world.rl.get("r")
         await run.cancel("enough")
         with pytest.raises(RunCancelledError, match="enough"):
-            await run.result(timeout="10s")
+            await run.result(timeout="60s")
     assert len(CALLS) == (2 if policy == "rerun" else 1)
     assert "[INPUT_MISMATCH] run r: step 'work': arguments changed" in caplog.text
 
@@ -253,7 +253,7 @@ async def test_other_steps_than_recorded_hold_the_run(world: World, registry: Re
     row = await world.until_status("paused", run)
     assert row.hold == "nondeterminism"
     with pytest.raises(NonDeterminismError, match=message):
-        await run.result(timeout="5s")
+        await run.result(timeout="60s")
     assert CALLS == ["a", "b"]
     define(registry, FLOW.format(steps=AB))
     await run.resume()
@@ -327,7 +327,7 @@ async def test_a_missing_flow_holds_its_runs_until_it_is_registered(
     assert row.hold == "definition"
     assert "flow 'main' is not registered" in row.reason
     with pytest.raises(UnknownFlowError, match="'main' is not registered"):
-        await run.result(timeout="5s")
+        await run.result(timeout="60s")
     assert "[DEFINITION_MISSING] run r" in caplog.text
     registry.add(main)  # no restart, no resume
     assert await go(world, "r") == "old"
@@ -377,14 +377,14 @@ async def test_a_run_that_crashes_its_process_again_and_again_is_held(world: Wor
     assert row.hold == "poison"
     assert "died 3 times in a row" in row.reason
     with pytest.raises(RunStateError, match=r"run 'r' is held: its process died 3 times"):
-        await run.result(timeout="5s")
+        await run.result(timeout="60s")
     rl = await world.close_and_reopen()
     assert await (await rl.get("r")).status() == "paused"
     assert len(entered) == 4
     harmless.append(True)
     run = await rl.get("r")
     await run.resume()
-    assert await run.result(timeout="5s") == "survived"
+    assert await run.result(timeout="60s") == "survived"
 
 
 async def test_progress_between_crashes_is_no_poison(world: World):
@@ -409,7 +409,7 @@ async def test_progress_between_crashes_is_no_poison(world: World):
         await until(lambda n=n: waits_for(world, f"go-{n}"))  # type: ignore[misc]
         rl = await world.crash_and_reopen()
         await (await rl.get("r")).signal(f"go-{n}")
-    assert await (await rl.get("r")).result(timeout="5s") == list(range(6))
+    assert await (await rl.get("r")).result(timeout="60s") == list(range(6))
     assert entered == list(range(6))
 
 
@@ -453,7 +453,7 @@ async def test_graceful_closes_count_for_nothing(world: World):
         await until(lambda times=times: len(entered) == times)  # type: ignore[misc]
         rl = await world.close_and_reopen()
     gate.set()
-    assert await (await rl.get("r")).result(timeout="5s") == "done"
+    assert await (await rl.get("r")).result(timeout="60s") == "done"
 
 
 # ---- resumable=False
@@ -480,7 +480,7 @@ async def test_a_flow_that_is_not_resumable_fails_after_a_crash(world: World, ca
     with pytest.raises(
         RunFailedError, match=r"flow 'once' is marked resumable=False and its process died while it ran"
     ):
-        await run.result(timeout="5s")
+        await run.result(timeout="60s")
     row = await run.describe()
     assert (row.status, row.owner) == ("failed", None)
     assert "resumable=False" in row.reason
@@ -498,4 +498,4 @@ async def test_a_flow_that_is_not_resumable_outlives_a_graceful_close(world: Wor
     await world.until_status("waiting", run)
     rl = await world.close_and_reopen()
     await (await rl.get("r")).signal("go", "x")
-    assert await (await rl.get("r")).result(timeout="5s") == "x"
+    assert await (await rl.get("r")).result(timeout="60s") == "x"

@@ -117,10 +117,10 @@ async def main(path: str, part: str) -> Any:
             os._exit(0)  # as a crash
         for run in runs.values():
             await run.signal("go", "gone")
-        found: dict[str, Any] = {name: await run.result("20s") for name, run in runs.items()}
+        found: dict[str, Any] = {name: await run.result("60s") for name, run in runs.items()}
         await lease.cancel("enough")
         try:
-            await lease.result("20s")
+            await lease.result("60s")
         except RunCancelledError as error:
             found["leased"] = error.reason
         found["said"] = said

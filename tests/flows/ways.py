@@ -54,7 +54,7 @@ class ThreadGate:
 
     def pass_by(self) -> None:
         self._loop.call_soon_threadsafe(self.entered.set)
-        assert self._open.wait(30), "nobody opened the gate"
+        assert self._open.wait(60), "nobody opened the gate"
 
     def open(self) -> None:
         self._open.set()
@@ -106,7 +106,7 @@ async def replay_to_the_end(world: World, run: Handle, crash: bool = True) -> An
     await until(lambda: two_waits(world, run))
     await park(world, run)
     await run.signal("go")
-    return await run.result("10s")
+    return await run.result("60s")
 
 
 async def two_waits(world: World, run: Handle) -> bool:

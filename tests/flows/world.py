@@ -32,7 +32,7 @@ from relight.testing.servers.postgres import PostgresServer
 
 _schemas = itertools.count(1)
 
-DEADLINE_SECONDS = 20.0  # for anything a test waits for; generous, since it is only ever used up by a failure
+DEADLINE_SECONDS = 60.0  # for anything a test waits for; generous, since it is only ever used up by a failure
 
 
 async def until(condition: Callable[[], Any], seconds: float = DEADLINE_SECONDS) -> Any:

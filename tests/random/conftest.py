@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ BATCH = 10  # programs at once in one process: their commits mix
 Endure = Callable[..., None]
 
 
-def try_seeds(trials: Trials, seeds: range, mode: str, batch: int = BATCH) -> list[Found]:
+def try_seeds(trials: Trials, seeds: Sequence[int], mode: str, batch: int = BATCH) -> list[Found]:
     """All of these, batch by batch."""
     found: list[Found] = []
     for at in range(0, len(seeds), batch):
@@ -27,7 +27,7 @@ def try_seeds(trials: Trials, seeds: range, mode: str, batch: int = BATCH) -> li
 def endure() -> Endure:
     """Programs of these seeds in a mode; fails with what is wrong, and how to see it again."""
 
-    def check(seeds: range, mode: str, **options: Any) -> None:
+    def check(seeds: Sequence[int], mode: str, **options: Any) -> None:
         with Trials(**options) as trials:
             found = try_seeds(trials, seeds, mode)
             print(f"{trials.programs} programs {mode}, {trials.lives} processes, {trials.kills} kills")

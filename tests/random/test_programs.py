@@ -1,11 +1,13 @@
 """Random programs: whatever a flow may do, undisturbed, parked, with checkpoints, and killed, it sees the same and ends the same.
 
-The seeds here are fixed, the races inside the programs are real. `make soak` tries thousands of others.
+The seeds here are fixed, the races inside the programs are real. `make soak-ci` tries those of `tests/seeds.txt`, `make soak`
+thousands of others.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -16,23 +18,49 @@ from tests.random.conftest import BATCH, Endure
 from tests.random.generate import generate
 from tests.random.shrink import shrink
 from tests.random.trial import MODES, Found, Trials
+from tests.seeds import known_seeds
 
-# Programs for each test: four tests a mode, about a minute of one processor in all.
+# How many programs: a quarter of a minute of one processor in all.
 COUNTS = {"undisturbed": 40, "parked": 80, "checkpoints": 60, "killed": 100}
+PART = 100  # for one test
 
 
 @pytest.mark.timeout(600)  # only a hanging program uses it up
-@pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("mode", MODES)
-def test_programs_on_sqlite(mode: str, part: int, endure: Endure) -> None:
-    count = COUNTS[mode]
-    endure(range(part * count, (part + 1) * count), mode)
+def test_programs_on_sqlite(mode: str, endure: Endure) -> None:
+    endure(range(COUNTS[mode]), mode)
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mode", ["parked", "killed"])
 def test_programs_on_postgres(mode: str, endure: Endure, postgres_server: PostgresServer) -> None:
-    endure(range(5000, 5040), mode, postgres=postgres_server.url())
+    endure(range(10), mode, postgres=postgres_server.url())
+
+
+def parts(store: str, modes: Iterable[str]) -> list[Any]:
+    """The known seeds, as parameters (mode, seeds) that may be tried beside each other."""
+    found = []
+    for mode in modes:
+        seeds = known_seeds(f"{store}/{mode}")
+        for at in range(0, len(seeds), PART):
+            found.append(pytest.param(mode, seeds[at : at + PART], id=f"{mode}-{seeds[at]}"))
+    return found
+
+
+@pytest.mark.soak_ci
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("mode", "seeds"), parts("programs", MODES))
+def test_known_seeds_on_sqlite(mode: str, seeds: Sequence[int], endure: Endure) -> None:
+    endure(seeds, mode)
+
+
+@pytest.mark.soak_ci
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("mode", "seeds"), parts("postgres", ["parked", "killed"]))
+def test_known_seeds_on_postgres(
+    mode: str, seeds: Sequence[int], endure: Endure, postgres_server: PostgresServer
+) -> None:
+    endure(seeds, mode, postgres=postgres_server.url())
 
 
 def test_a_seed_always_makes_the_same_program() -> None:

@@ -21,7 +21,7 @@ from relight.ports.store import Commit, CommitResult, Fenced
 from relight.process import bury
 from tests.flows.world import until
 
-TTL = 0.9
+TTL = 3.0  # whoever shall keep its lease sends a heartbeat every second: no machine is so busy
 
 
 class Unreliable(MemoryLeases):
@@ -114,7 +114,7 @@ async def test_the_runs_of_a_living_engine_are_left_alone(engines: Engines):
     assert (await b.row("r")).owner == a.services.owner
     assert (await b.explain("r")).owner_alive
     work.gate.set()
-    assert await run.result(timeout="5s") == 7
+    assert await run.result(timeout="60s") == 7
     assert work.begun == 1
 
 
@@ -145,7 +145,9 @@ async def test_who_cannot_renew_lets_go_before_the_lease_lapses_and_comes_back(
     await until(lambda: work.begun == 1)
     engines.leases["a"].cut = True
     await until(lambda: "[LEASE_LOST]" in caplog.text)
-    assert a.services.keeper.valid_until > time.monotonic(), "told only after the lapse"
+    (lost,) = [record for record in caplog.records if "[LEASE_LOST]" in record.message]
+    ago = time.time() - lost.created
+    assert a.services.keeper.valid_until > time.monotonic() - ago, "told only after the lapse"
     await until(owner_is(a, "r", None))
     assert (await a.row("r")).status is Status.PENDING
     assert work.cancelled == 1
@@ -155,8 +157,8 @@ async def test_who_cannot_renew_lets_go_before_the_lease_lapses_and_comes_back(
     assert work.begun == 1
     engines.leases["a"].cut = False
     work.gate.set()
-    assert await (await a.get("r")).result(timeout="5s") == 7
-    assert await late.result(timeout="5s") == 7
+    assert await (await a.get("r")).result(timeout="60s") == 7
+    assert await late.result(timeout="60s") == 7
     assert "[LEASE_REGAINED]" in caplog.text
     assert a.metrics.value("relight_leases_lost_total") == 1
 
@@ -170,7 +172,7 @@ async def test_another_takes_over_what_was_let_go(engines: Engines):
     engines.leases["a"].cut = True
     await until(owner_is(b, "r", "b"))
     work.gate.set()
-    assert await (await b.get("r")).result(timeout="5s") == 7
+    assert await (await b.get("r")).result(timeout="60s") == 7
     assert work.begun == 2
     tokens = [line.token for line in await b.services.store.read_log("r", "_server", 0, 10)]
     assert tokens[0] == "RUN_RELEASED"
@@ -190,7 +192,7 @@ async def test_a_dead_engine_s_runs_are_taken_over_when_its_lease_lapses(engines
     assert time.monotonic() >= lapses - 0.05, "taken before it lapsed"
     work.gate.set()
     for n in range(30):
-        assert await (await b.get(f"r{n}")).result(timeout="5s") == 7
+        assert await (await b.get(f"r{n}")).result(timeout="60s") == 7
     assert work.begun == 60
     await until(lambda: a.metrics.value("relight_false_deaths_total") == 30)
 
@@ -226,7 +228,7 @@ async def test_who_wakes_after_its_lapse_asks_before_the_next_step(engines: Engi
     keeper.fall_silent()
     where[0] = "b"
     b = await engines.start("b")
-    await (await b.get("r")).result(timeout="10s")
+    await (await b.get("r")).result(timeout="60s")
     assert ran == ["first", "second at b"]
     keeper.generation += 1  # what the keeper does when it wakes first and renews the lapsed lease
     keeper.valid_until = time.monotonic() + 100
@@ -250,7 +252,7 @@ async def test_two_engines_of_one_name_are_told_apart(engines: Engines, caplog: 
     assert b.services.owner != a.services.owner
     assert (await b.row("r")).owner == a.services.owner
     work.gate.set()
-    assert await (await b.get("r")).result(timeout="5s") == 7
+    assert await (await b.get("r")).result(timeout="60s") == 7
     assert work.begun == 1
 
 
@@ -265,7 +267,7 @@ async def test_a_restart_on_the_same_machine_need_not_wait_for_the_lapse(engines
     again = await engines.start("a", recovery={"lease_ttl": "1h"})
     await until(lambda: work.begun == 2)
     work.gate.set()
-    assert await (await again.get("r")).result(timeout="5s") == 7
+    assert await (await again.get("r")).result(timeout="60s") == 7
 
 
 async def test_a_stale_timeout_is_waited_for(engines: Engines):
@@ -279,7 +281,7 @@ async def test_a_stale_timeout_is_waited_for(engines: Engines):
     await until(owner_is(b, "r", "b"))
     assert time.monotonic() - beat >= 2 * TTL
     work.gate.set()
-    assert await (await b.get("r")).result(timeout="5s") == 7
+    assert await (await b.get("r")).result(timeout="60s") == 7
 
 
 async def test_a_client_starts_runs_and_drives_none(engines: Engines):
@@ -290,7 +292,7 @@ async def test_a_client_starts_runs_and_drives_none(engines: Engines):
     assert (await run.describe()).status is Status.PENDING
     assert "waits" in (await client.explain("r")).sentence
     a = await engines.start("a")
-    assert await run.result(timeout="10s") == 7
+    assert await run.result(timeout="60s") == 7
     assert await (await a.get("r")).status() is Status.COMPLETED
     sessions = await a.services.keeper.ask(lambda leases: leases.list_orchestrators())
     assert [session.name for session in sessions] == ["a"]
@@ -314,7 +316,7 @@ async def test_many_orphans_drain_through_few_rooms(engines: Engines):
         a.orchestrator.stopping = True
     await engines.start("b", max_concurrent_runs=7)
     for handle in handles:
-        assert await handle.result(timeout="20s") == 1
+        assert await handle.result(timeout="60s") == 1
 
 
 async def test_a_keeper_that_is_stopped_in_the_middle_of_a_heartbeat_ends(engines: Engines):
@@ -380,7 +382,7 @@ async def test_a_run_held_for_want_of_its_flow_is_passed_on_to_whoever_knows_it(
     await until(held)
     work.gate.set()
     room.set()
-    assert await (await knows.get("r")).result(timeout="5s") == 7
+    assert await (await knows.get("r")).result(timeout="60s") == 7
 
 
 async def test_a_run_that_is_fenced_by_nobody_goes_on(engines: Engines, monkeypatch: pytest.MonkeyPatch):
@@ -399,7 +401,7 @@ async def test_a_run_that_is_fenced_by_nobody_goes_on(engines: Engines, monkeypa
 
     monkeypatch.setattr(engines.store, "commit", refuse)
     work.gate.set()
-    assert await run.result(timeout="10s") == 7
+    assert await run.result(timeout="60s") == 7
     assert work.begun == 2
     assert engines.store.commit == commit
     assert await rl.run(work.flow) == 7, "its room is free again"

@@ -59,7 +59,7 @@ class Work:
 async def test_an_orphan_is_resumed_and_only_what_was_in_flight_is_repeated(world: World):
     work = Work()
     rl = await work.crash(world)
-    assert await (await rl.get("r")).result(timeout="10s") == 3
+    assert await (await rl.get("r")).result(timeout="60s") == 3
     assert work.calls == ["first", "second", "second"]
     assert rl.metrics.value("relight_recovery_claims_total") == 1
     assert rl.metrics.value("relight_recovery_decisions_total", action="resume") == 1
@@ -74,7 +74,7 @@ async def test_auto_resume_off_cancels_and_a_person_brings_it_back(world: World)
     rl = await work.crash(world, recovery={"auto_resume": False})
     run = await rl.get("r")
     with pytest.raises(RunCancelledError, match="auto_resume is off"):
-        await run.result(timeout="10s")
+        await run.result(timeout="60s")
     row = await run.describe()
     assert (row.status, row.hold, row.owner) == (Status.CANCELLED, Hold.RECOVERY, None)
     child = await (await rl.get("r/part")).describe()
@@ -83,7 +83,7 @@ async def test_auto_resume_off_cancels_and_a_person_brings_it_back(world: World)
     assert "recovery resume" in explained.sentence
     assert work.calls == ["first", "second"]
     await rl.resume("r")
-    assert await run.result(timeout="10s") == 3
+    assert await run.result(timeout="60s") == 3
     assert work.calls == ["first", "second", "second"]
     assert await (await rl.get("r/part")).status() is Status.COMPLETED
     with pytest.raises(RunStateError, match="it has ended"):
@@ -112,7 +112,7 @@ async def test_what_it_was_told_before_it_was_given_up_is_not_lost(world: World)
     run = await rl.get("r")
     await until(lambda: world.is_("cancelled", run))
     await rl.resume("r")
-    assert await run.result(timeout="10s") == "kept"
+    assert await run.result(timeout="60s") == "kept"
 
 
 async def test_too_old_is_cancelled_whatever_auto_resume_says(world: World):
@@ -124,13 +124,13 @@ async def test_too_old_is_cancelled_whatever_auto_resume_says(world: World):
     world.clock.advance(3601)
     rl = await world.open(recovery={"max_resume_age": "1h"})
     with pytest.raises(RunCancelledError, match="exceeded max resume age"):
-        await (await rl.get("r")).result(timeout="10s")
+        await (await rl.get("r")).result(timeout="60s")
 
 
 async def test_a_flow_that_is_not_resumable_fails(world: World):
     rl = await Work(resumable=False).crash(world)
     with pytest.raises(RunFailedError, match="resumable=False"):
-        await (await rl.get("r")).result(timeout="10s")
+        await (await rl.get("r")).result(timeout="60s")
     assert await (await rl.get("r/part")).status() is Status.FAILED
 
 
@@ -141,7 +141,7 @@ async def test_a_cancelled_run_is_not_brought_back(world: World):
     await work.blocked.wait()
     await run.cancel("enough")
     with pytest.raises(RunCancelledError):
-        await run.result(timeout="10s")
+        await run.result(timeout="60s")
     with pytest.raises(RunStateError, match="cancelled by request"):
         await rl.resume("r")
 
@@ -154,7 +154,7 @@ async def test_a_run_alive_is_not_resumed(world: World):
     with pytest.raises(RunStateError, match="is alive"):
         await rl.resume("r")
     work.gate.set()
-    assert await run.result(timeout="10s") == 3
+    assert await run.result(timeout="60s") == 3
     assert work.calls == ["first", "second"]
 
 
@@ -165,7 +165,7 @@ async def test_a_person_resumes_an_orphan_while_recovery_is_off(world: World):
     assert (planned.action, planned.run_id, planned.stuck) == (Action.RESUME, "r", False)
     assert await (await rl.get("r")).status() is Status.RUNNING
     await rl.resume("r")
-    assert await (await rl.get("r")).result(timeout="10s") == 3
+    assert await (await rl.get("r")).result(timeout="60s") == 3
     assert work.calls == ["first", "second", "second"]
 
 
@@ -180,7 +180,7 @@ async def test_an_end_that_is_journaled_only_brings_up_the_row(world: World):
     commit = Commit(root_id="r", epoch=row.epoch, after=state.sequence, entries=[end])
     assert await store.commit([commit]) == [Committed(state.sequence + 1)]
     rl = await world.close_and_reopen(recovery={"enabled": True})
-    assert await (await rl.get("r")).result(timeout="10s") == 42
+    assert await (await rl.get("r")).result(timeout="60s") == 42
     assert work.calls == ["first", "second"]
     assert rl.metrics.value("relight_recovery_decisions_total", action="finish") == 1
 
@@ -205,13 +205,13 @@ async def test_one_run_that_cannot_be_restored_does_not_stop_the_pass(world: Wor
     monkeypatch.setattr(recover, "restore", broken)
     rl = await world.open()
     for n in (0, 1, 3, 4):
-        assert await (await rl.get(f"r{n}")).result(timeout="10s") == 3
+        assert await (await rl.get(f"r{n}")).result(timeout="60s") == 3
     row = await world.until_status("paused", await rl.get("r2"))
     assert row.hold is Hold.CORRUPT
     assert "KeyError" in row.reason
     monkeypatch.undo()
     await rl.resume("r2")
-    assert await (await rl.get("r2")).result(timeout="10s") == 3
+    assert await (await rl.get("r2")).result(timeout="60s") == 3
 
 
 async def test_starting_a_run_again_while_it_is_being_recovered(world: World):
@@ -226,7 +226,7 @@ async def test_starting_a_run_again_while_it_is_being_recovered(world: World):
         world.slow = {"owners": turns % 6, "commit": turns // 6}
         rl = await world.open()
         run = await rl.start(work.flow, id=f"r{turns}")
-        assert await run.result(timeout="10s") == 3
+        assert await run.result(timeout="60s") == 3
         await world.close()
         REGISTRY.remove("work")
         REGISTRY.remove("part")

@@ -312,3 +312,33 @@ def test_the_source_is_read_once_and_not_kept_alive(monkeypatch: pytest.MonkeyPa
 @given(st.binary())
 def test_a_digest_is_the_head_of_md5_wherever_it_comes_from(data: bytes):
     assert text_digest(data) == hashlib.md5(data, usedforsecurity=False).hexdigest()[:16]
+
+
+def test_others_may_parse_in_the_midst_of_it():
+    """As a traceback does that is printed for something the garbage collector has found: CPython's count of how deep the tree is
+    goes wrong then."""
+
+    def order(number: int) -> list[int]:
+        return [number + 1, number * 2, *(one for one in range(number) if one % 2)]
+
+    parsed = 0
+
+    def parse(depth: int) -> None:
+        nonlocal parsed
+        if depth:
+            parse(depth - 1)
+        else:
+            ast.parse("a = 1")
+            parsed += 1
+
+    expected = function_fingerprint(order, {})
+    again = types.FunctionType(order.__code__, order.__globals__, "order")  # not known yet
+    threshold = gc.get_threshold()
+    gc.callbacks.append(lambda phase, _: parse(20) if phase == "start" else None)
+    gc.set_threshold(1)
+    try:
+        assert function_fingerprint(again, {}) == expected
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.pop()
+    assert parsed

@@ -16,7 +16,7 @@ SOURCE = ROOT / "src" / "relight"
 FILES = sorted(SOURCE.rglob("*.py"))
 
 MAX_LINES = 400
-MAX_IMPORT_SECONDS = 0.150
+MAX_IMPORT_PARTS = 3.0  # of the time that asyncio and logging take, which it needs in any case
 NOT_IMPORTED = {"typer", "rich", "asyncpg", "litestar", "uvicorn", "aetcd", "nats", "pydantic"}
 PICKLES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "jsonpickle", "marshal", "shelve"}
 
@@ -24,7 +24,7 @@ PICKLES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "jsonpickle", 
 def run_tool(name: str, *arguments: str, **options) -> subprocess.CompletedProcess[str]:
     """Run a development tool of the environment that runs these tests."""
     tool = Path(sys.executable).with_name(name)
-    return subprocess.run([tool, *arguments], capture_output=True, text=True, timeout=60, check=False, **options)
+    return subprocess.run([tool, *arguments], capture_output=True, text=True, timeout=300, check=False, **options)
 
 
 # -------------------------------------------------------------------------------------------------- layers --
@@ -109,24 +109,29 @@ def test_the_linter_refuses_another_source_of_time_ids_or_chance(code):
 # -------------------------------------------------------------------------------------------------- import --
 
 
-def import_relight(then: str) -> str:
+def import_relight(then: str, name: str = "relight") -> str:
     """Import the package in a fresh interpreter, run `then`, and return what it printed."""
-    code = f"import sys, time; begun = time.process_time(); import relight; {then}"
+    code = f"import sys, time; begun = time.process_time(); import {name}; {then}"
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environ["PYTHONPATH"] = str(SOURCE.parent)
     child = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60, env=environ
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=300, env=environ
     )
     return child.stdout
 
 
 def test_import_is_quick():
     import_relight("pass")  # compiles the bytecode, which is done once per installation
-    # Processor time, and the best of many: the other half of the test run keeps this machine busy, which is not the import's.
-    seconds: list[float] = []
-    while len(seconds) < 20 and min(seconds, default=1.0) > MAX_IMPORT_SECONDS:
-        seconds.append(float(import_relight("print(time.process_time() - begun)")))
-    assert min(seconds) <= MAX_IMPORT_SECONDS, seconds
+    # Processor time, the best of many, and beside what any such program imports: whether the machine is slow, or busy with the
+    # other half of the test run, is not the import's fault.
+    seconds: dict[str, float] = {}
+    for _ in range(20):
+        for name in ("relight", "asyncio, logging"):
+            taken = float(import_relight("print(time.process_time() - begun)", name))
+            seconds[name] = min(seconds.get(name, taken), taken)
+        if seconds["relight"] <= MAX_IMPORT_PARTS * seconds["asyncio, logging"]:
+            break
+    assert seconds["relight"] <= MAX_IMPORT_PARTS * seconds["asyncio, logging"], seconds
 
 
 def test_import_loads_nothing_that_is_not_used():

@@ -12,6 +12,7 @@ Python: an upgrade must not look like a change of every step.
 from __future__ import annotations
 
 import ast
+import gc
 import hashlib
 import inspect
 import textwrap
@@ -78,7 +79,7 @@ def _body_of(fn: Callable[..., Any]) -> str:
 def _node_of(fn: types.FunctionType) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | None:
     """The syntax tree of `fn`; None if its source is not there, or not certainly its own."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(fn)))
+        tree = _parse(textwrap.dedent(inspect.getsource(fn)))
     except (OSError, TypeError, SyntaxError, ValueError):  # a lambda's line may be half a statement
         return None
     name = fn.__code__.co_name
@@ -89,6 +90,21 @@ def _node_of(fn: types.FunctionType) -> ast.FunctionDef | ast.AsyncFunctionDef |
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
         return node
     return None
+
+
+def _parse(source: str) -> ast.Module:
+    """CPython (3.11 to 3.13) counts how deep a tree is for all its threads together, and fails if somebody else has parsed
+    something meanwhile: a thread, or a traceback that is printed for what the garbage collector has just found."""
+    try:
+        return ast.parse(source)
+    except SystemError:
+        collecting = gc.isenabled()
+        gc.disable()  # nothing but it lets others in
+        try:
+            return ast.parse(source)
+        finally:
+            if collecting:
+                gc.enable()
 
 
 def _normalised(function: ast.AST) -> ast.AST:

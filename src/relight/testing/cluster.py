@@ -28,7 +28,7 @@ import msgspec
 
 from relight.clock import SYSTEM_CLOCK
 
-DEADLINE_SECONDS = 30.0  # for whatever is waited for; used up only by a failure
+DEADLINE_SECONDS = 60.0  # for whatever is waited for; used up only by a failure
 POLL_SECONDS = 0.005
 
 # Asks Linux to kill it with its parent (a preexec_fn would do it in a fork of this process, whose other threads may hold

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from relight.clock import SYSTEM_CLOCK
 from relight.errors import StoreUnavailableError
 from relight.model import journal as j
 from relight.model.run import Hold, ItemResult, LogLine, Message, News, Page, Run, RunChange, RunFilter
@@ -19,6 +20,8 @@ from relight.supervisor import Supervisor
 from relight.testing.ledger import Ledger, Line
 
 T = TypeVar("T")
+
+AGAIN_SECONDS = 0.005  # until a store that was away is asked again
 Mode = Literal["before", "after", "raise", "refuse", "during", "stall", "count"]
 
 
@@ -290,14 +293,20 @@ def _durable(root_id: str, event: j.AnyEvent) -> Line | None:
     return None
 
 
-async def patiently(operation: Callable[[], Awaitable[T]], tries: int = 20) -> T:
-    """What a careful caller does: whoever hears StoreUnavailableError knows nothing, and asks again.
+async def patiently(operation: Callable[[], Awaitable[T]]) -> T:
+    """What a careful caller does: whoever hears StoreUnavailableError knows nothing, and asks again a moment later, for as long
+    as the process lives.
 
     Only for what may be asked twice: starting with an id, signalling with an id, waiting for a result.
     """
-    for _ in range(tries - 1):
+    while True:
         try:
             return await operation()
         except StoreUnavailableError:
-            pass
-    return await operation()
+            await _moment()
+
+
+async def _moment() -> None:
+    over = asyncio.Event()
+    SYSTEM_CLOCK.call_later(AGAIN_SECONDS, over.set)
+    await over.wait()

@@ -94,6 +94,9 @@ class Explorer:
     those of a process that is there all the time, life 0; it is then what ends the scenario. `places` gives the settings that
     say where a trial's store and leases are: by default a file in its directory, without leases. With `prepares`, the first
     life comes before all plans; if the store is a file, it is lived only once and what it left is copied.
+
+    `servers` are fork servers that other explorers of scenarios in the same module use as well: missing ones are added, and
+    whoever gives the list closes them. Without it, the explorer has its own.
     """
 
     def __init__(
@@ -104,11 +107,12 @@ class Explorer:
         config: Mapping[str, Any] | None = None,
         check: Check | None = None,
         directory: Path | None = None,
-        life_seconds: float = 30.0,
+        life_seconds: float = 120.0,
         lives: Sequence[Mapping[str, Any]] = (),
         places: Places | None = None,
         prepares: bool = False,
         witness: Mapping[str, Any] | None = None,
+        servers: list[ForkServer] | None = None,
     ) -> None:
         self.scenario = (
             f"{scenario.fn.__module__}:{scenario.fn.__qualname__}" if isinstance(scenario, Flow) else scenario
@@ -128,7 +132,8 @@ class Explorer:
         self._prepares = prepares
         self._witness = None if witness is None else dict(witness)
         self._prepared: Path | None = None  # what the first life has left, to be copied
-        self._servers: list[ForkServer] = []
+        self._servers: list[ForkServer] = [] if servers is None else servers
+        self._shared = servers is not None
         self._baseline: Trial | None = None
         self._trials = itertools.count(1)
 
@@ -140,7 +145,7 @@ class Explorer:
 
     def close(self) -> None:
         """End the server. What failed stays in the directory, to be looked at."""
-        for server in self._servers:
+        for server in () if self._shared else self._servers:
             server.close()
         if self._prepared is not None:
             shutil.rmtree(self._prepared)
@@ -173,15 +178,16 @@ class Explorer:
             total = 0 if before else self._total(mode)
             # How many operations there are depends a little on timing: what ends the search is a plan that is not reached.
             for operation in itertools.count(1, step):
+                if step > 1 and not before and operation > total:
+                    break  # a sample need not look for more
                 if mode in ("after", "raise") and not before and self._only_reads(operation):
                     report.passed_over += 1
                     continue
                 trial = self.endure([*before, CrashPlan(mode, operation)])
-                if not trial.fired:
-                    if operation > total:
-                        break
-                    continue
-                report.add(trial)
+                if trial.fired or trial.problems:  # a life that hangs comes to no point, and is no end of the search
+                    report.add(trial)
+                if not trial.fired and operation > total:
+                    break
         report.seconds = SYSTEM_CLOCK.monotonic() - begun
         return report
 

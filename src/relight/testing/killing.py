@@ -38,7 +38,7 @@ LOOK_SECONDS = 0.2  # between two looks at which have ended
 UP_SECONDS = (0.1, 0.9)  # between two strikes of one node
 KILLS = {"kill": 1, "restart": 1, "kill starting": 2, "freeze": 0, "terminate": 0}  # SIGKILLs of each kind of strike
 WEIGHTS = {"kill": 4, "restart": 3, "kill starting": 2, "freeze": 3, "terminate": 2}
-FINISH_SECONDS = 60.0  # for all to end, once everybody is back
+FINISH_SECONDS = 120.0  # for all to end, once everybody is back
 
 
 # ---- striking

@@ -21,8 +21,8 @@ from typing import NamedTuple, Self
 from relight.clock import SYSTEM_CLOCK, block
 from relight.testing.servers.ports import free_ports
 
-START_SECONDS = 20.0
-STOP_SECONDS = 5.0
+START_SECONDS = 60.0
+STOP_SECONDS = 30.0
 POLL_SECONDS = 0.02
 FETCH_SECONDS = 120.0
 

@@ -22,7 +22,7 @@ from collections.abc import Coroutine
 from typing import Any, Self
 
 CHUNK = 65_536
-COMMAND_SECONDS = 10.0
+COMMAND_SECONDS = 60.0
 _RESET = struct.pack("ii", 1, 0)  # linger for no time: what is unsent is thrown away
 
 
