@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from relight.clock import Timer
 from relight.lifecycle.facts import facts_of, is_alive
 from relight.lifecycle.orchestrator import Orchestrator
-from relight.lifecycle.recover import take_up
+from relight.lifecycle.recover import Death, take_up
 from relight.model.decisions import Action, decide
 from relight.model.lease import Orphaned, Session, name_of
 from relight.model.run import Run
@@ -136,7 +136,10 @@ class OrphanRecovery:
             wanted = [row for row in rows if self._is_stale(row, session)]
             if wanted:
                 self._say_dead(owner, session)
-                count = await take_up(self._orchestrator, wanted, crashed=True)
+                whole = (
+                    after is None and len(rows) < size and len(wanted) == len(rows) and owner != self._services.owner
+                )
+                count = await take_up(self._orchestrator, wanted, crashed=True, death=Death(session, whole))
                 self._count_detection(session, count)
                 claimed += count
             if len(rows) < size:
