@@ -68,7 +68,7 @@ class Commit(msgspec.Struct, kw_only=True, gc=False):
     log: Sequence[LogLine] = ()  # lines for the logs of this tree's runs
     messages: Sequence[Message] = ()  # to other runs; dropped when that run is terminal or unknown
     cancel_spawned: str | None = (
-        None  # tell every unfinished root whose parent is in this tree: cancel, for this reason
+        None  # tell every unfinished root that descends from this one, by parentage: cancel, for this reason
     )
     reopen: bool = False  # the root may be one that recovery gave up on (cancelled, hold=recovery): this brings it back
     consumed: Sequence[int] = ()  # ids of this root's messages that the entries have taken in

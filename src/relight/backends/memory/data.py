@@ -287,18 +287,19 @@ class Data:
         return self._last_message
 
     def _cancel_spawned(self, root_id: str, reason: str) -> None:
-        for run in list(self.unfinished.values()):
-            parent = run.parent_id
-            if parent is not None and (parent == root_id or parent.startswith(root_id + "/")):
-                self.tell(
-                    Message(
-                        run_id=run.id,
-                        kind=MessageKind.CANCEL,
-                        payload=msgspec.json.encode(reason),
-                        dedup="cancel",
-                        at=self.clock.now(),
-                    )
-                )
+        """By parentage, whatever the ids are, and also through runs that have ended."""
+        children: dict[str, list[str]] = {}
+        for run in self.runs.values():
+            if run.parent_id is not None:
+                children.setdefault(run.parent_id, []).append(run.id)
+        family = [root_id]
+        for member in family:  # it grows meanwhile
+            family += children.get(member, ())
+        for run_id in family[1:]:
+            if run_id in self.unfinished:
+                payload = msgspec.json.encode(reason)
+                at = self.clock.now()
+                self.tell(Message(run_id=run_id, kind=MessageKind.CANCEL, payload=payload, dedup="cancel", at=at))
 
 
 def _gave_up(run: Run) -> bool:
