@@ -8,7 +8,6 @@ from relight.model.decisions import Facts, Policy
 from relight.model.lease import Session
 from relight.model.replay import Ending, TreeState
 from relight.model.run import Run, Status
-from relight.process import is_dead
 
 ENDINGS = {Ending.OK: Status.COMPLETED, Ending.ERROR: Status.FAILED, Ending.CANCELLED: Status.CANCELLED}
 
@@ -25,7 +24,7 @@ def facts_of(
     resumed: bool = False,
 ) -> Facts:
     """What is known of a run, for `decide`. Without its `state` the journal decides nothing yet; `session` is its owner's,
-    `alive` tells that the owner is known to live whatever its session says: it is this process.
+    `alive` tells whether the owner lives, or is not known to be dead (see presence.py);
     `resumed`: a person has asked for it to go on."""
     config = services.config.recovery
     now = services.clock.now()
@@ -42,7 +41,7 @@ def facts_of(
         wake_at=row.wake_at,
         started_at=row.created_at,
         now=now,
-        owner_alive=alive or (session is not None and is_alive(session)),
+        owner_alive=alive,
         last_heartbeat=None if session is None else session.heartbeat_at,
         flow_registered=flow is not None,
         resumable=flow is None or flow.resumable,
@@ -68,11 +67,6 @@ def facts_of(
 def _died_at(session: Session | None, now: float, ttl_seconds: float) -> float:
     """Not before this at least: its next heartbeat did not come."""
     return now if session is None else min(now, session.heartbeat_at + ttl_seconds / 3)
-
-
-def is_alive(session: Session) -> bool:
-    """Whether the owner of this session lives, as far as can be known: it has not lapsed, nor is its process gone."""
-    return session.fresh and not is_dead(session.process)
 
 
 def changed_steps(services: Services, state: TreeState) -> tuple[str, ...]:

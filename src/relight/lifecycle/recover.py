@@ -180,21 +180,24 @@ async def _read(services: Services, ids: list[str]) -> tuple[list[Journal | Exce
     return journals, inboxes
 
 
-def _judge(
-    orchestrator: Orchestrator, found: list[tuple[LiveRun, TreeState, Facts]], death: Death
-) -> list[Facts]:
-    """Facts that follow from the others of the pass: who was alone with its process, and the suspects' turns, in the pass's order."""
+def _judge(orchestrator: Orchestrator, found: list[tuple[LiveRun, TreeState, Facts]], death: Death) -> list[Facts]:
+    """Facts that follow from the others of the pass: who was alone with its process, and whose turn it is among the suspects."""
     trials = orchestrator.trials
     stood_still = [run.id for run, state, _ in found if state.crashes.count]  # since their last recovery
     to_blame = stood_still or [run.id for run, _, _ in found]
     judged, on_trial, suspects = [], trials.count(), 0
     for run, state, known in found:
-        if known.crashed and death.whole and to_blame == [run.id]:
-            known = msgspec.structs.replace(known, crashes_alone=state.crashes.alone + 1)
-        known = msgspec.structs.replace(known, on_trial=on_trial, trial_ends_at=trials.ends_at, turn=suspects)
-        suspects += decide(known).trial_seconds > 0  # held, it would not be tried, and takes nobody's turn
-        judged.append(known)
-    return [msgspec.structs.replace(known, suspects=max(suspects, 1)) for known in judged]
+        alone = known.crashed and death.whole and to_blame == [run.id]
+        facts = msgspec.structs.replace(
+            known,
+            crashes_alone=state.crashes.alone + 1 if alone else known.crashes_alone,
+            on_trial=on_trial,
+            trial_ends_at=trials.ends_at,
+            turn=suspects,
+        )
+        suspects += decide(facts).trial_seconds > 0  # held, it would not be tried, and takes nobody's turn
+        judged.append(facts)
+    return [msgspec.structs.replace(facts, suspects=max(suspects, 1)) for facts in judged]
 
 
 def _record_turn(run: LiveRun, decision: Decision) -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 from relight.backends.memory.rows import Tree
 from relight.clock import Clock
-from relight.model.lease import Process
+from relight.model.lease import Process, Session
 from relight.model.run import (
     ENDS_PAUSE,
     TERMINAL,
@@ -74,9 +74,24 @@ class Data:
         self.logs: dict[tuple[str, str], list[LogLine]] = {}  # by run and stream, oldest first
         self.sessions: dict[str, StoredSession] = {}  # by owner
         self.session_watchers: list[SessionWatcher] = []
+        self.lease_manager: str | None = None
         self._last_line = 0
         self._last_message = 0
         self._watchers: list[tuple[asyncio.AbstractEventLoop, Callable[[News], None]]] = []
+
+    def list_sessions(self, now: float) -> list[Session]:
+        with self.lock:
+            return [
+                Session(
+                    owner=owner,
+                    process=session.process,
+                    started_at=session.started_at,
+                    heartbeat_at=session.heartbeat_at,
+                    expires_at=session.expires_at,
+                    fresh=session.expires_at > now,
+                )
+                for owner, session in sorted(self.sessions.items())
+            ]
 
     # ---- hearing of each other
 

@@ -264,7 +264,17 @@ ON CONFLICT (owner) DO UPDATE SET process = excluded.process, heartbeat_at = exc
 SELECT expires_at > unixepoch('subsec') FROM orchestrators WHERE owner = ?;
 
 -- name: end_session
-DELETE FROM orchestrators WHERE owner = ?;
+-- It has lapsed. Its last heartbeat is asked for as long as runs are in its name.
+UPDATE orchestrators SET expires_at = min(expires_at, unixepoch('subsec')) WHERE owner = ?;
+
+-- name: forget_session
+DELETE FROM orchestrators WHERE owner = ? AND expires_at <= unixepoch('subsec');
+
+-- name: lease_manager
+SELECT value FROM settings WHERE name = 'leases';
+
+-- name: set_lease_manager
+INSERT INTO settings (name, value) VALUES ('leases', ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 
 -- name: sessions
 -- With what the clock says: few rows, one per orchestrator.
