@@ -38,6 +38,7 @@ from relight.lifecycle.health import Health, health_of, let_go_when_broken, repo
 from relight.lifecycle.keeper import Keeper
 from relight.lifecycle.loop import close_generator
 from relight.lifecycle.orchestrator import Orchestrator
+from relight.lifecycle.presence import agree_on_manager, appear
 from relight.lifecycle.record import Recorder
 from relight.lifecycle.services import Services
 from relight.lifecycle.start import start
@@ -137,7 +138,9 @@ class Relight:
     async def _open_on(
         self, store: Store, leases: LeaseManager, clock: StoreClock, loop: asyncio.AbstractEventLoop
     ) -> None:
+        await agree_on_manager(store, leases, drives=self.config.drive)
         owner = f"{self.config.orchestrator_id or socket.gethostname()}#{self._entropy.uuid().hex[:12]}"
+        process = this_process(owner)
         watch, bodies = BlockingWatch(), Bodies(loop)
         floor = Floor(loop, close_generator, watch, bodies)
         supervisor = Supervisor(report_failure)
@@ -146,7 +149,7 @@ class Relight:
             keeper=Keeper(
                 leases,
                 owner,
-                this_process(owner),
+                process,
                 self.config.recovery.lease_ttl_seconds,
                 drives=self.config.drive,
                 supervisor=supervisor,
@@ -172,6 +175,7 @@ class Relight:
         try:
             await services.keeper.start(recovery)
             await orchestrator.mail.begin()
+            await appear(services, process)
         except BaseException:
             services.keeper.fall_silent()  # broken off half-way, its thread would keep a session alive that does nothing
             bury(owner)

@@ -19,7 +19,8 @@ def this_process(life: str) -> Process:
     """This process, in the session `life`, which counts as alive until `bury(life)`."""
     _LIVES.add(life)
     pid = os.getpid()
-    return Process(machine=_machine(), pid=pid, started=_started(pid) or 0, life=life)
+    stat = _stat(pid)
+    return Process(machine=_machine(), pid=pid, started=0 if stat is None else _start_time(stat), life=life)
 
 
 def bury(life: str) -> None:
@@ -31,9 +32,13 @@ def is_dead(process: Process) -> bool:
     """Whether that process is known to be dead. False for one of another machine: nobody here can know."""
     if not process.machine or process.machine != _machine():
         return False
-    if process.pid == os.getpid() and process.started == (_started(process.pid) or 0):
+    stat = _stat(process.pid)
+    if stat is None:
+        return not _exists(process.pid)
+    started = _start_time(stat)
+    if process.pid == os.getpid() and process.started == started:
         return process.life not in _LIVES
-    return _started(process.pid) != process.started
+    return started == 0 or process.started not in (0, started)  # 0: it could not be read then
 
 
 def _machine() -> str:
@@ -45,11 +50,27 @@ def _machine() -> str:
         return ""
 
 
-def _started(pid: int) -> int | None:
-    """When that process started, in clock ticks since boot; None if it is gone, or a zombie."""
+def _stat(pid: int) -> list[str] | None:
+    """What /proc tells of a process, from its state on; None if it shows none."""
     try:
         stat = (_PROC / str(pid) / "stat").read_text()
     except OSError:
         return None
-    fields = stat.rpartition(")")[2].split()  # its name may hold spaces and brackets
-    return None if fields[0] in "ZX" else int(fields[19])
+    return stat.rpartition(")")[2].split()  # its name may hold spaces and brackets
+
+
+def _start_time(stat: list[str]) -> int:
+    """In clock ticks since boot; 0 for a zombie."""
+    return 0 if stat[0] in "ZX" else int(stat[19])
+
+
+def _exists(pid: int) -> bool:
+    """Whether there is a process that /proc does not show: with hidepid=2 (systemd's ProtectProc=invisible) it shows none of
+    other users."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True  # another user's
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True

@@ -36,6 +36,7 @@ class Token(enum.StrEnum):
     DEFINITION_FOUND = "DEFINITION_FOUND"
     NONDETERMINISM = "NONDETERMINISM"
     JOURNAL_CORRUPT = "JOURNAL_CORRUPT"
+    RUN_SUSPECTED = "RUN_SUSPECTED"
     RUN_POISONED = "RUN_POISONED"
     RUN_NOT_RESUMABLE = "RUN_NOT_RESUMABLE"
     RUN_HELD = "RUN_HELD"
@@ -75,6 +76,7 @@ MEANING: dict[Token, str] = {
     Token.DEFINITION_FOUND: "a flow was registered and the runs held for it go on",
     Token.NONDETERMINISM: "a flow asks for something else than its journal holds; the run is held",
     Token.JOURNAL_CORRUPT: "a journal entry or checkpoint does not read back; the run is held",
+    Token.RUN_SUSPECTED: "the process of a run died several times without progress of it; other suspects are tried before it",
     Token.RUN_POISONED: "the process of a run died too often without progress of it; it is held",
     Token.RUN_NOT_RESUMABLE: "a flow marked resumable=False was interrupted; the run is failed",
     Token.RUN_HELD: "a run was paused because it cannot go on; the line names what frees it",

@@ -570,7 +570,7 @@ async def test_a_session_whose_end_was_heard_of_is_remembered_as_lapsed(opened):
         assert before.expires_at - 1 <= lapsed.expires_at <= heard  # etcd counts in whole seconds
         assert lapsed.expires_at - lapsed.heartbeat_at == pytest.approx(TTL)
         assert "b#1" not in {session.owner for session in await stranger.list_orchestrators()}  # it did not watch
-        await mine.end_session("b#1")  # as is done when no run is left in its name
+        await mine.forget_session("b#1")  # as is done when no run is left in its name
         assert "b#1" not in {session.owner for session in await mine.list_orchestrators()}
         # Told again, and alive again: who lives is not listed twice.
         await other.heartbeat()

@@ -7,6 +7,8 @@ process have flows called `steps`, too.
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -83,6 +85,15 @@ async def hog(n: int, seconds: float) -> Receipt:
     return receipt
 
 
+@step
+async def kill(n: int, seconds: float) -> Receipt:
+    """Takes its whole process with it."""
+    with deed(n) as receipt:
+        await asyncio.sleep(seconds)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return receipt
+
+
 @flow(name="cluster.steps")
 async def steps(count: int, seconds: float = 0.005) -> int:
     total = 0
@@ -100,6 +111,11 @@ async def gated(gate: str) -> int:
 @flow(name="cluster.hogging")
 async def hogging(seconds: float) -> int:
     return got(await work(1)) + got(await hog(2, seconds)) + got(await work(3))
+
+
+@flow(name="cluster.killing")
+async def killing(seconds: float) -> int:
+    return got(await kill(1, seconds))
 
 
 @flow(name="cluster.each")

@@ -353,7 +353,7 @@ async def _leave_everything(rl: Relight, life: Life) -> None:
 
     await life.until(quiet)
     now = time.time()
-    await _write(store, "poisoned", *(j.RunRecovered("", "x#1", "y#1", now) for _ in range(10)))
+    await _write(store, "poisoned", *(j.RunRecovered("", "x#1", "y#1", now, alone=True) for _ in range(10)))
     output = msgspec.Raw(b'["journaled"]')
     await _write(store, "ended", j.RunCompleted("", output, "", now))
     for run_id in ("listening", "parked"):

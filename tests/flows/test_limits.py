@@ -350,7 +350,7 @@ async def test_a_step_longer_than_the_grace_is_abandoned_and_repeated(world: Wor
     rl = await world.open()
     assert await (await rl.get(run.id)).result(timeout="60s") == ["hung", "after"]
     assert slow.entered == ["hang", "hang", "after"]
-    assert (await world.state(run.id)).recoveries == 0  # a shutdown is no crash
+    assert (await world.state(run.id)).crashes.count == 0  # a shutdown is no crash
 
 
 @pytest.mark.parametrize("kind", ["async", "sync", "sync-flow"])
@@ -497,7 +497,7 @@ async def test_what_comes_into_memory_while_the_engine_stops_is_let_go_as_well(
     rl = await world.open()
     assert await (await rl.get("late")).result(timeout="60s") == "marked"
     assert effects == ["marked"]
-    assert (await world.state("late")).recoveries == 0  # a shutdown is no crash
+    assert (await world.state("late")).crashes.count == 0  # a shutdown is no crash
 
 
 async def test_waiting_runs_are_parked_at_shutdown_and_wake_later(world: World):

@@ -46,10 +46,25 @@ ORPHANS: list[tuple[dict[str, Any], Action, str]] = [
     ({"resumable": False, "auto_resume": False}, Action.FAIL, "resumable=False"),
     # auto_resume off
     ({"auto_resume": False}, Action.CANCEL, "auto_resume is off"),
-    # poison: more than max_attempts crashes, this one included
-    ({"crashes_without_progress": 9}, Action.RESUME, "its owner died"),
-    ({"crashes_without_progress": 10}, Action.HOLD_POISON, "died 10 times in a row"),
-    ({"crashes_without_progress": 3, "max_attempts": 3}, Action.HOLD_POISON, "died 3 times in a row"),
+    # poison: max_attempts crashes as the only suspect, this one included
+    ({"crashes_without_progress": 2}, Action.RESUME, "its owner died"),
+    (
+        {"crashes_without_progress": 9, "crashes_alone": 9},
+        Action.RESUME,
+        "9 times in a row without progress of this run: suspected",
+    ),
+    ({"crashes_without_progress": 99, "crashes_alone": 9}, Action.RESUME, "suspected, tried alone next"),
+    ({"crashes_without_progress": 10, "crashes_alone": 10}, Action.HOLD_POISON, "died 10 times in a row"),
+    (
+        {"crashes_without_progress": 3, "crashes_alone": 3, "max_attempts": 3},
+        Action.HOLD_POISON,
+        "died 3 times in a row",
+    ),
+    (
+        {"crashes_without_progress": 7, "crashes_alone": 3, "max_attempts": 3},
+        Action.HOLD_POISON,
+        "7 times in a row without progress of this run, 3 of them while it was the only suspect",
+    ),
     # definition
     ({"flow_registered": False}, Action.HOLD_DEFINITION, "flow 'f' is not registered"),
     # fingerprints
@@ -77,9 +92,10 @@ IN_ORDER: list[tuple[dict[str, Any], Action]] = [
     ({"max_resume_age_seconds": 1.0}, Action.CANCEL),
     ({"resumable": False}, Action.FAIL),
     ({"auto_resume": False}, Action.CANCEL),
-    ({"crashes_without_progress": 10}, Action.HOLD_POISON),
+    ({"crashes_without_progress": 10, "crashes_alone": 10}, Action.HOLD_POISON),
     ({"flow_registered": False}, Action.HOLD_DEFINITION),
     ({"changed_steps": ("a",), "version_mismatch": "fail"}, Action.HOLD_VERSION),
+    ({"crashes_without_progress": 3, "on_trial": 1}, Action.WAIT),
 ]
 
 
@@ -89,7 +105,7 @@ def test_the_first_that_applies_decides(first: tuple[dict[str, Any], Action], se
         pytest.skip("an unknown flow cannot be known to be not resumable")
     alone = decide(facts(**first[0]))
     assert alone.action is first[1]
-    both = decide(facts(**second[0], **first[0]))
+    both = decide(facts(**{**second[0], **first[0]}))
     assert both == alone
 
 
@@ -124,9 +140,7 @@ def test_runs_that_nobody_holds_go_by_their_time(status: Status):
 
 
 @pytest.mark.parametrize("status", UNFINISHED)
-@pytest.mark.parametrize(
-    "policy", [{"auto_resume": False}, {"max_resume_age_seconds": 1.0}, {"crashes_without_progress": 10}]
-)
+@pytest.mark.parametrize("policy", [{"auto_resume": False}, {"max_resume_age_seconds": 1.0}, {"crashes_alone": 10}])
 def test_policy_is_about_crashes_only(status: Status, policy: dict[str, Any]):
     woken = decide(facts(status=status, owner=None, crashed=False, woken=True, **policy))
     assert (woken.action, woken.reason) == (Action.RESUME, "it is due")
@@ -140,6 +154,48 @@ def test_when_to_look_again():
 
 def test_reasons_name_what_frees_the_run():
     assert "register it" in decide(facts(flow_registered=False)).reason
-    assert "resume()" in decide(facts(crashes_without_progress=10)).reason
+    assert "resume()" in decide(facts(crashes_alone=10)).reason
     assert "relight recovery resume" in decide(facts(auto_resume=False)).reason
     assert "restore the old code" in decide(facts(changed_steps=("a",), version_mismatch="fail")).reason
+
+
+# ---- suspects
+
+
+def suspect(**given: Any) -> Facts:
+    return facts(**{"crashes_without_progress": 3, **given})
+
+
+@pytest.mark.parametrize(("together", "tried"), [(1, 1), (2, 1), (3, 1), (4, 2), (6, 3), (100, 50)])
+def test_half_of_the_suspects_that_come_together_are_tried(together: int, tried: int):
+    decisions = [decide(suspect(suspects=together, turn=turn)) for turn in range(together)]
+    assert [one.action for one in decisions] == [Action.RESUME] * tried + [Action.WAIT] * (together - tried)
+    assert {one.tried_with for one in decisions[:tried]} == {tried}
+    assert {one.tried_with for one in decisions[tried:]} <= {0}
+    assert all(one.until == NOW + one.trial_seconds for one in decisions[tried:])
+    assert all("suspected, tried" in one.reason for one in decisions)
+
+
+def test_while_some_are_tried_the_others_wait_until_that_is_over():
+    decision = decide(suspect(on_trial=1, trial_ends_at=NOW + 7))
+    assert (decision.action, decision.until) == (Action.WAIT, NOW + 7)
+    assert decide(suspect(on_trial=1, trial_ends_at=NOW - 7)).until == NOW
+
+
+@pytest.mark.parametrize(("lived", "seconds"), [(0.0, 2.0), (0.9, 2.0), (10.0, 20.0), (1000.0, 300.0)])
+def test_a_trial_lasts_longer_than_the_last_process_lived_within_bounds(lived: float, seconds: float):
+    assert decide(suspect(lived_seconds=lived)).trial_seconds == seconds
+
+
+def test_a_run_is_suspected_after_max_attempts_if_that_is_less():
+    assert decide(facts(crashes_without_progress=1, max_attempts=1, on_trial=1)).action is Action.WAIT
+    assert decide(facts(crashes_without_progress=2, on_trial=1)).action is Action.RESUME
+
+
+def test_a_suspect_that_is_due_is_tried_for_as_long_as_was_decided_when_its_process_died():
+    due = {"owner": None, "crashed": False, "wake_at": NOW, "status": Status.PENDING}
+    assert decide(suspect(**due, trial_seconds=30.0)).trial_seconds == 30.0
+    waiting = decide(suspect(**{**due, "wake_at": NOW + 1}))
+    assert (waiting.action, waiting.until) == (Action.LEAVE, NOW + 1)
+    assert "suspected, tried alone next" in waiting.reason
+    assert decide(suspect(**due, resumed=True)).reason == "it is due"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import builtins
 import enum
 import json
@@ -22,6 +21,10 @@ from relight.errors import PayloadError, RunFailedError, StepError, StepTimeoutE
 from relight.flow import error_records
 from relight.flow.error_records import MAX_TEXT_CHARS, rebuild_error, record_error
 from relight.model.journal import ErrorRecord
+
+
+class HaltError(BaseException):
+    """Not an Exception."""
 
 
 class DeclinedError(ValueError):
@@ -133,9 +136,6 @@ def replayed(exc: BaseException) -> BaseException:
         lambda: ValueError("bad", 7, None, ["x"]),
         lambda: KeyError("missing"),
         lambda: StopIteration(5),
-        lambda: SystemExit(3),
-        KeyboardInterrupt,
-        lambda: asyncio.CancelledError("stop"),
         lambda: FileNotFoundError(2, "No such file", "/x"),
         lambda: OSError("plain"),
         lambda: ImportError("no module", name="nope", path="/nope"),
@@ -175,9 +175,6 @@ def test_what_built_in_classes_keep_beside_their_arguments_comes_back():
     missing = replayed(raised(ImportError("no module", name="nope")))
     assert isinstance(missing, ImportError)
     assert missing.name == "nope"
-    exit_ = replayed(raised(SystemExit(3)))
-    assert isinstance(exit_, SystemExit)
-    assert exit_.code == 3
     slotted = replayed(SlottedError(4))
     assert isinstance(slotted, SlottedError)
     assert slotted.code == 4
@@ -366,3 +363,32 @@ def test_a_script_that_ran_as_main_keeps_its_built_in_bases(tmp_path: Path):
     record = msgspec.json.decode(ran.stdout, type=ErrorRecord)
     assert record.type == "__main__:Mine"
     assert isinstance(rebuild_error(record), LookupError)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "builtins:SystemExit",
+        "builtins:KeyboardInterrupt",
+        "builtins:GeneratorExit",
+        "builtins:BaseException",
+        "builtins:BaseExceptionGroup",
+        "asyncio.exceptions:CancelledError",
+        "relight.errors:Unwind",
+        "relight.errors:RunCancelled",
+        f"{__name__}:HaltError",
+    ],
+)
+def test_only_exceptions_are_rebuilt(name: str):
+    """A record may come from outside: raised in a step or in the engine, anything else would end more than the step."""
+    group = {"message": "m", "members": [{"type": name, "message": "m"}]}
+    for record in (
+        ErrorRecord(name, "m", args=["m"]),
+        ErrorRecord("gone:GoneError", "m", attributes={error_records._BASES: [name]}),
+        ErrorRecord(name, "m", attributes={error_records._GROUP: group}),
+        ErrorRecord("builtins:BaseExceptionGroup", "m", attributes={error_records._GROUP: group}),
+    ):
+        rebuilt = rebuild_error(record)
+        assert isinstance(rebuilt, Exception), record
+        assert isinstance(rebuilt, StepError), record
+        assert str(rebuilt) == "m"

@@ -12,6 +12,7 @@ from msgspec import Raw
 
 from relight.errors import CorruptionError
 from relight.model import journal as j
+from relight.model.crashes import NO_CRASHES, Crashes
 from relight.model.replay import Ending, Open, Outcome, TreeState, encode_state, item_index, item_scope, restore
 from relight.testing.conformance.events import journals, kinds
 
@@ -156,9 +157,19 @@ def test_cancellations_are_no_failures_to_forget():
 
 def test_recoveries_are_counted_until_there_is_progress():
     recovered = j.RunRecovered("", "me", "you", 9.0)
-    assert replay(recovered, recovered).recoveries == 2
-    assert replay(recovered, recovered, step("a#1")).recoveries == 0
-    assert replay(recovered, step("a#1"), recovered).recoveries == 1
+    assert replay(recovered, recovered).crashes.count == 2
+    assert replay(recovered, recovered, step("a#1")).crashes == NO_CRASHES
+    assert replay(recovered, step("a#1"), recovered).crashes.count == 1
+
+
+def test_deaths_alone_and_trials_are_folded():
+    shared = j.RunRecovered("", "me", "you", 1.0)
+    tried = j.RunRecovered("", "me", None, 2.0, tried_with=1, trial_seconds=5.0, died=False)
+    alone = j.RunRecovered("", "me", "me", 3.0, alone=True, tried_with=1, trial_seconds=7.0)
+    assert replay(shared, shared, tried).crashes == Crashes(2, 0, 1, 5.0, 2.0)
+    assert replay(shared, shared, tried, alone).crashes == Crashes(3, 1, 1, 7.0, 3.0)
+    passed = j.RunRecovered("", "me", None, 4.0, died=False)
+    assert replay(shared, tried, alone, passed).crashes == Crashes(2, 1, 0, 7.0, 3.0)
 
 
 def test_a_requested_cancellation_is_remembered():

@@ -15,6 +15,7 @@ from relight.model.lease import Acquired, Lease, NotOwner, Orphaned, OwnedBy, Pr
 class NoLeases:
     """Says yes to everything and keeps nothing."""
 
+    name = "none"
     in_store = True
 
     def __init__(self) -> None:
@@ -44,7 +45,13 @@ class NoLeases:
     async def list_orchestrators(self) -> list[Session]:
         return []
 
+    async def listed_since(self) -> float:
+        return 0.0
+
     async def end_session(self, owner: str) -> None:
+        pass
+
+    async def forget_session(self, owner: str) -> None:
         pass
 
     async def watch_orphans(self) -> AsyncIterator[Orphaned]:

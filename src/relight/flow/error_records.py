@@ -149,13 +149,14 @@ def _bounded(text: str) -> str:
 # ---- rebuilding
 
 
-def _find(name: str) -> type[BaseException] | None:
-    """The exception class of that name, among the modules already imported; nothing is run to look for it."""
+def _find(name: str) -> type[Exception] | None:
+    """The exception class of that name, among the modules already imported; nothing is run to look for it. Only an Exception:
+    a record may come from outside, and a SystemExit or a CancelledError would end more than the step it is raised in."""
     module_name, _, qualname = name.partition(":")
     found: Any = sys.modules.get(module_name)
     for part in qualname.split("."):
         found = getattr(found, "__dict__", {}).get(part)
-    return found if isinstance(found, type) and issubclass(found, BaseException) else None
+    return found if isinstance(found, type) and issubclass(found, Exception) else None
 
 
 class _Substitute:

@@ -46,8 +46,7 @@ async def call(run: LiveRun, scope: Scope, flow: Flow[..., Any], args: tuple[Any
     except Unwind:
         raise
     except BaseException as error:
-        raised = step_bodies.ordinary(error, flow.what)
-        await _ended_badly(run, scope, key, raised)
+        raised = await _ended_badly(run, scope, key, step_bodies.ordinary(error, flow.what), flow.what)
         if raised is error:
             raise
         raise raised from error
@@ -88,8 +87,8 @@ def _open(run: LiveRun, flow: Flow[..., Any], outcome: Outcome) -> tuple[Any, Ba
     return run.open(flow.result, outcome), None
 
 
-async def _ended_badly(run: LiveRun, scope: Scope, key: str, error: BaseException) -> None:
-    """A child run has ended without a result: record how, unless the whole run only leaves memory."""
+async def _ended_badly(run: LiveRun, scope: Scope, key: str, error: BaseException, what: str) -> BaseException:
+    """A child run has ended without a result: record how, unless the whole run only leaves memory. What its caller is told."""
     if run.stopping is not None:
         raise Unwind(run.stopping) from None
     if isinstance(error, RunCancelled):
@@ -99,6 +98,7 @@ async def _ended_badly(run: LiveRun, scope: Scope, key: str, error: BaseExceptio
         by_flow = j.OperationCancelled(key, by_flow=True)
         _note_end(run, key, by_flow, "the flow that called it gave up on it")
     else:
+        error = step_bodies.recordable(error, what)
         failure = record_error(error)
 
         def record(end: Operation) -> None:
@@ -107,6 +107,7 @@ async def _ended_badly(run: LiveRun, scope: Scope, key: str, error: BaseExceptio
 
         await run.asked(_End(run, scope, key, record))
     run.host.tell(run.run_id(key))
+    return error
 
 
 def _note_end(run: LiveRun, key: str, event: j.Event, reason: str | None) -> None:

@@ -355,7 +355,7 @@ def _conclude(run: LiveRun, value: Any, failure: BaseException | None) -> None:
             output, blob = run.payload(data)
             hold.conclude(run, j.RunCompleted("", output, blob, now), output=b"" if blob else data, output_blob=blob)
         else:
-            record = record_error(step_bodies.ordinary(failure, f"flow {run.row.flow!r}"))
+            record = record_error(step_bodies.recordable(failure, f"flow {run.row.flow!r}"))
             hold.conclude(run, j.RunFailed("", record, now), error=msgspec.json.encode(record))
 
 

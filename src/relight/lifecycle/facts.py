@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from relight.lifecycle.services import Services
+from relight.model.crashes import NO_CRASHES
 from relight.model.decisions import Facts, Policy
 from relight.model.lease import Session
 from relight.model.replay import Ending, TreeState
 from relight.model.run import Run, Status
-from relight.process import is_dead
 
 ENDINGS = {Ending.OK: Status.COMPLETED, Ending.ERROR: Status.FAILED, Ending.CANCELLED: Status.CANCELLED}
 
@@ -21,10 +21,14 @@ def facts_of(
     state: TreeState | None = None,
     session: Session | None = None,
     alive: bool = False,
+    resumed: bool = False,
 ) -> Facts:
     """What is known of a run, for `decide`. Without its `state` the journal decides nothing yet; `session` is its owner's,
-    `alive` tells that the owner is known to live whatever its session says: it is this process."""
+    `alive` tells whether the owner lives, or is not known to be dead (see presence.py);
+    `resumed`: a person has asked for it to go on."""
     config = services.config.recovery
+    now = services.clock.now()
+    crashes = NO_CRASHES if state is None else state.crashes
     flow = services.registry.find(row.flow)
     ended = state.outcomes.get("") if state is not None else None
     judged = state is not None and config.version_mismatch == "fail"
@@ -36,16 +40,20 @@ def facts_of(
         reason=row.reason,
         wake_at=row.wake_at,
         started_at=row.created_at,
-        now=services.clock.now(),
-        owner_alive=alive or (session is not None and is_alive(session)),
+        now=now,
+        owner_alive=alive,
         last_heartbeat=None if session is None else session.heartbeat_at,
         flow_registered=flow is not None,
         resumable=flow is None or flow.resumable,
         ended=None if ended is None else ENDINGS[ended.ending],
-        crashes_without_progress=0 if state is None else state.recoveries,
+        crashes_without_progress=crashes.count + (crashed and state is not None),
+        crashes_alone=crashes.alone + (crashed and crashes.tried_with == 1),
+        lived_seconds=max(0.0, _died_at(session, now, config.lease_ttl_seconds) - crashes.at) if crashes.at else 0.0,
+        trial_seconds=crashes.trial_seconds,
         changed_steps=changed_steps(services, state) if judged and state is not None else (),
         crashed=crashed,
         woken=woken,
+        resumed=resumed,
         policy=Policy(
             auto_resume=config.auto_resume,
             stale_timeout_seconds=config.stale_timeout_seconds,
@@ -56,9 +64,9 @@ def facts_of(
     )
 
 
-def is_alive(session: Session) -> bool:
-    """Whether the owner of this session lives, as far as can be known: it has not lapsed, nor is its process gone."""
-    return session.fresh and not is_dead(session.process)
+def _died_at(session: Session | None, now: float, ttl_seconds: float) -> float:
+    """Not before this at least: its next heartbeat did not come."""
+    return now if session is None else min(now, session.heartbeat_at + ttl_seconds / 3)
 
 
 def changed_steps(services: Services, state: TreeState) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from relight.clock import Timer
 from relight.lifecycle.recover import take_up
-from relight.model.run import Hold, News
+from relight.model.run import Hold, News, Run
 from relight.supervisor import Part
 from relight.telemetry import Token, log
 
@@ -36,6 +36,7 @@ class Lookout:
         self._wanted = asyncio.Event()
         # What the next pass looks for: due runs; messages; held runs; runs of ours that are not in memory.
         self._look_again = self._listen_again = self._free_again = self._lost_again = False
+        self._early: list[Run] = []  # not due yet, and yet to be taken up: suspects whose turn has come
         self._timer: Timer | None = None
         self._timer_at: float | None = None
         self._part: Part | None = None
@@ -64,6 +65,11 @@ class Lookout:
     def listen(self) -> None:
         """Messages may have been posted: to runs in memory here, or to others, which are due then."""
         self._look_again = self._listen_again = True
+        self.attend()
+
+    def wake(self, rows: list[Run]) -> None:
+        """These may be taken up now. What comes of it may be forgotten: they are due in a while."""
+        self._early = rows
         self.attend()
 
     def look_for_lost(self) -> None:
@@ -145,6 +151,9 @@ class Lookout:
         if self._listen_again:
             self._listen_again = False
             await orchestrator.mail.hear()
+        if self._early and orchestrator.room > 0 and held:
+            early, self._early = self._early[: orchestrator.room], []
+            await take_up(orchestrator, [row for row in early if orchestrator.may_take(row.id)], crashed=False)
         if self._look_again and orchestrator.room > 0 and held:
             self._look_again = False
             await self._take_due()

@@ -20,6 +20,7 @@ from relight.lifecycle.overtaken import Overtaken
 from relight.lifecycle.run import LiveRun
 from relight.lifecycle.run_record import RUNNING
 from relight.lifecycle.services import Services
+from relight.lifecycle.trials import Trials
 from relight.lifecycle.watchers import Watcher, Watchers
 from relight.model.replay import TreeState
 from relight.model.run import Message, Run, Status
@@ -47,6 +48,7 @@ class Orchestrator:
         self.doubts = Doubts(self, self._creating)
         self.overtaken = Overtaken(services, self.live)
         self.lookout = Lookout(self)
+        self.trials = Trials(services, self.lookout.wake)
 
     # ---- life
 
@@ -56,6 +58,7 @@ class Orchestrator:
     async def stop(self, grace_seconds: float) -> None:
         """Take nothing up any more; let steps in flight finish, within the grace; take every run out of memory."""
         self.stopping = True
+        self.trials.stop()
         await self.lookout.stop()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ARRIVAL_SECONDS):
@@ -215,6 +218,7 @@ class Orchestrator:
     def ended(self, run: LiveRun) -> None:
         self.live.pop(run.id, None)
         self._departed.set()
+        self.trials.left(run.id)
         self.services.keeper.detach(run.id)
         run.let_go()
         self._own.discard(run.id)
@@ -227,6 +231,7 @@ class Orchestrator:
         if self.live.get(run.id) is run:
             del self.live[run.id]
             self._departed.set()
+            self.trials.left(run.id)
             if not run.writer.fenced:  # else its lease is another's already
                 self.services.keeper.detach(run.id)
         run.let_go()

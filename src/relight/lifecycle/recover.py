@@ -22,9 +22,9 @@ from relight.lifecycle.facts import ENDINGS, facts_of, open_children
 from relight.lifecycle.run import LiveRun
 from relight.lifecycle.services import Services
 from relight.model import journal as j
-from relight.model.decisions import Action, Decision, decide
+from relight.model.decisions import Action, Decision, Facts, decide
 from relight.model.journal import Journal
-from relight.model.lease import OwnedBy
+from relight.model.lease import OwnedBy, Session
 from relight.model.replay import TreeState, restore
 from relight.model.run import Hold, Message, MessageKind, Run, RunChange, Status
 from relight.ports.store import Commit
@@ -38,12 +38,23 @@ TRIES_ALONE = 3
 
 _TOKENS = {
     Action.RESUME: Token.RUN_RESUMED,
+    Action.WAIT: Token.RUN_SUSPECTED,
     Action.CANCEL: Token.RUN_GIVEN_UP,
     Action.FAIL: Token.RUN_NOT_RESUMABLE,
     Action.HOLD_POISON: Token.RUN_POISONED,
     Action.HOLD_DEFINITION: Token.DEFINITION_MISSING,
     Action.HOLD_VERSION: Token.FINGERPRINT_MISMATCH,
 }
+
+
+class Death(msgspec.Struct, frozen=True):
+    """Of whom the runs of a pass are taken over: its last session, if that is known, and whether these are all its runs."""
+
+    session: Session | None = None
+    whole: bool = False
+
+
+UNKNOWN = Death()
 
 
 class _Restored(msgspec.Struct):
@@ -55,7 +66,7 @@ class _Restored(msgspec.Struct):
     inbox: list[Message]
 
 
-async def take_up(orchestrator: Orchestrator, rows: list[Run], *, crashed: bool) -> int:
+async def take_up(orchestrator: Orchestrator, rows: list[Run], *, crashed: bool, death: Death = UNKNOWN) -> int:
     """Bring these unfinished roots into memory and drive them; how many were claimed."""
     rows = [row for row in rows if not row.status.terminal and row.id not in orchestrator.live]
     rows = [row for row in rows if row.id not in orchestrator.taking]
@@ -70,11 +81,10 @@ async def take_up(orchestrator: Orchestrator, rows: list[Run], *, crashed: bool)
     try:
         rows = await _lease(services, rows)
         epochs = await services.store.claim({row.id: row.epoch for row in rows}, services.owner)
-        restored = await _restore(orchestrator, [row for row in rows if row.id in epochs], epochs, crashed)
+        restored = await _restore(orchestrator, [row for row in rows if row.id in epochs], epochs, crashed, death)
         for one in restored:
             one.run.generation = generation
-            if crashed:
-                await one.run.writer.committed()  # one commit for all: a crash from here on counts against the run
+            await one.run.writer.committed()  # one commit for all: a crash from here on counts against the run
             if not one.run.writer.lost:
                 await _act_on(orchestrator, one, crashed)
             elif not one.run.writer.fenced:
@@ -116,14 +126,14 @@ async def _lease(services: Services, rows: list[Run]) -> list[Run]:
 
 
 async def _restore(
-    orchestrator: Orchestrator, rows: list[Run], epochs: dict[str, int], crashed: bool
+    orchestrator: Orchestrator, rows: list[Run], epochs: dict[str, int], crashed: bool, death: Death
 ) -> list[_Restored]:
     """Read the claimed runs' journals and inboxes, replay them, and decide. One that cannot be read is held here."""
     if not rows:
         return []
     services = orchestrator.services
     journals, inboxes = await _read(services, [row.id for row in rows])
-    restored = []
+    found: list[tuple[LiveRun, TreeState, Facts]] = []
     for row, journal in zip(rows, journals, strict=True):
         try:
             if isinstance(journal, Exception):
@@ -131,14 +141,24 @@ async def _restore(
             state = restore(journal)
             run = LiveRun(services, orchestrator, row, epochs[row.id], state)
             # woken: whether it may be taken up at all was decided before; now its lease is ours.
-            decision = decide(facts_of(services, row, state=state, crashed=crashed, woken=True))
+            resumed = any(message.kind is MessageKind.RESUME for message in inboxes[row.id])
+            session = death.session
+            known = facts_of(services, row, state=state, crashed=crashed, woken=True, session=session, resumed=resumed)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with this run, the others of the pass go on
             await _hold_unreadable(orchestrator, row, epochs[row.id], error, inboxes[row.id])
             continue
+        found.append((run, state, known))
+    restored = []
+    for (run, state, _), known in zip(found, _judge(orchestrator, found, death), strict=True):
         run.recovered = crashed
+        decision = decide(known)
         if crashed and decision.action is not Action.FINISH:
-            _record_recovery(run, state, decision)
-        restored.append(_Restored(run, state, decision, inboxes[row.id]))
+            _record_recovery(run, state, decision, known)
+        elif decision.trial_seconds:
+            _record_turn(run, decision)
+        elif known.resumed and state.crashes.count:  # by hand: it begins to count anew
+            run.writer.add(j.RunResumed("", services.clock.now()))
+        restored.append(_Restored(run, state, decision, inboxes[run.id]))
     return restored
 
 
@@ -168,11 +188,47 @@ async def _read(
     return journals, inboxes
 
 
-def _record_recovery(run: LiveRun, state: TreeState, decision: Decision) -> None:
-    """Who recovered the run from whom, and why: in its journal, which counts crashes, and in its log, for people."""
+def _judge(orchestrator: Orchestrator, found: list[tuple[LiveRun, TreeState, Facts]], death: Death) -> list[Facts]:
+    """Facts that follow from the others of the pass: who was alone with its process, and whose turn it is among the suspects."""
+    trials = orchestrator.trials
+    stood_still = [run.id for run, state, _ in found if state.crashes.count]  # since their last recovery
+    to_blame = stood_still or [run.id for run, _, _ in found]
+    judged, on_trial, suspects = [], trials.count(), 0
+    for run, state, known in found:
+        alone = known.crashed and death.whole and to_blame == [run.id]
+        facts = msgspec.structs.replace(
+            known,
+            crashes_alone=state.crashes.alone + 1 if alone else known.crashes_alone,
+            on_trial=on_trial,
+            trial_ends_at=trials.ends_at,
+            turn=suspects,
+        )
+        suspects += decide(facts).trial_seconds > 0  # held, it would not be tried, and takes nobody's turn
+        judged.append(facts)
+    return [msgspec.structs.replace(facts, suspects=max(suspects, 1)) for facts in judged]
+
+
+def _record_turn(run: LiveRun, decision: Decision) -> None:
+    """A suspect's turn has come, and its journal says so before its code is called; or it has to wait once more."""
     services, now = run.services, run.services.clock.now()
-    run.writer.add(j.RunRecovered("", services.owner, run.row.owner, now))
-    run.change(Status.RUNNING, owner=services.owner)
+    if decision.action is Action.RESUME:
+        event = j.RunRecovered("", services.owner, None, now, False, decision.tried_with, decision.trial_seconds, False)
+        run.writer.add(event)
+    else:
+        run.change(Status.PENDING, owner=None, wake_at=decision.until, reason=decision.reason)
+
+
+def _record_recovery(run: LiveRun, state: TreeState, decision: Decision, facts: Facts) -> None:
+    """Who recovered the run from whom, and why: in its journal, which counts crashes, and in its log, for people. A suspect that
+    has to wait is free in the same commit: should this process die now, that is none of its deaths."""
+    services, now = run.services, run.services.clock.now()
+    alone = facts.crashes_alone > state.crashes.alone
+    event = j.RunRecovered("", services.owner, run.row.owner, now, alone, decision.tried_with, decision.trial_seconds)
+    run.writer.add(event)
+    if decision.action is Action.WAIT:
+        run.change(Status.PENDING, owner=None, wake_at=decision.until, reason=decision.reason)
+    else:
+        run.change(Status.RUNNING, owner=services.owner)
     begun = [key for key, open_ in state.open.items() if open_.kind == "step" and open_.until is None]
     known = f"; in flight then: {', '.join(begun[:10])}" if begun else ""
     run.log(
@@ -216,7 +272,16 @@ async def _act(orchestrator: Orchestrator, restored: _Restored, crashed: bool) -
                 Token.RUN_RESUMED,
                 f"run {run.id} of flow {run.row.flow!r}: {decision.reason}; {run.restored} operations restored",
             )
+        if decision.tried_with:
+            orchestrator.trials.begin(run, decision.trial_seconds)
         orchestrator.drive(run, flow, restored.inbox)
+        return
+    if decision.action is Action.WAIT:
+        log(logging.WARNING, Token.RUN_SUSPECTED, f"run {run.id}: {decision.reason}")
+        orchestrator.trials.wait(run.row, run.writer.epoch)
+        orchestrator.services.keeper.detach(run.id)
+        orchestrator.wake_at(decision.until or run.services.clock.now())
+        run.let_go()
         return
     orchestrator.enter(run)
     run.heard = max((message.id for message in restored.inbox), default=0)

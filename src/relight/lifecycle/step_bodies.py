@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Raw
 
 from relight.clock import time_limit
-from relight.errors import StepError, StepInterruptedError, StepTimeoutError, Unwind
+from relight.errors import RunCancelled, StepError, StepInterruptedError, StepTimeoutError, Unwind
 from relight.flow.payloads import record_error
 from relight.flow.scope import CURRENT, StepInfo
 from relight.lifecycle import cancel, hold, waits
@@ -102,18 +102,25 @@ def ended_badly(op: StepOperation, error: BaseException, attempt: int = 1) -> No
         if op.cut_short():
             cancel.end(op)
             return
-    op.error = ordinary(error, op.step.what)
+    op.error = recordable(error, op.step.what)
     run.record(StepFailed(op.key, record_error(op.error), op.step.fingerprint, op.digest, attempt), op)
 
 
 def ordinary(error: BaseException, what: str) -> BaseException:
     """What a step or flow raises ends that step or flow, and nothing else: not the program, whatever it is."""
-    if isinstance(error, SystemExit | KeyboardInterrupt | GeneratorExit):
-        name = type(error).__name__
-        stand_in = StepError(f"{what} raised {name}({', '.join(map(repr, error.args))})", type_name=name)
-        stand_in.__cause__ = error
-        return stand_in
-    return error
+    if isinstance(error, asyncio.CancelledError | RunCancelled | Unwind):
+        return error  # while it travels, that is for the flow and for us to understand
+    return recordable(error, what)
+
+
+def recordable(error: BaseException, what: str) -> Exception:
+    """As it is recorded, and told to the flow now and on every replay: only Exceptions can be rebuilt (error_records.py)."""
+    if isinstance(error, Exception):
+        return error
+    name = type(error).__name__
+    stand_in = StepError(f"{what} raised {name}({', '.join(map(repr, error.args))})", type_name=name)
+    stand_in.__cause__ = error
+    return stand_in
 
 
 async def _attempts(op: StepOperation) -> None:

@@ -3,6 +3,14 @@
 The recoverer, the dry run (`relight recovery plan`) and the explanation (`relight explain`) ask the same function, so they
 cannot disagree. The recoverer asks it twice: before it has claimed the run, when only the row and the lease are known (the
 journal's facts are then at their defaults, which decide nothing), and again once it holds the run and has read its journal.
+
+Suspects
+--------
+A process that dies takes all its runs with it, and any of them may have killed it. A run whose processes died SUSPECTED_AFTER
+times in a row without progress of it is a suspect. Suspects are tried apart from each other, per orchestrator: half of those
+that come together, then half of those, until one is alone; the others wait, each for a bounded time. A trial ends with the
+next progress of those who are tried, or when they have lived for `trial_seconds`: longer than it took the last process to die.
+Only deaths in which it was the only suspect count towards `max_attempts`. Runs that are no suspects go on beside all this.
 """
 
 from __future__ import annotations
@@ -13,12 +21,17 @@ import msgspec
 
 from relight.model.run import Hold, Status
 
+SUSPECTED_AFTER = 3  # deaths in a row without progress; max_attempts, if that is less
+SHORTEST_TRIAL_SECONDS = 2.0
+LONGEST_TRIAL_SECONDS = 300.0
+
 
 class Action(enum.StrEnum):
     """What recovery does."""
 
     LEAVE = "leave"  # nothing: terminal, alive elsewhere, waiting, held, or not stale yet
     RESUME = "resume"
+    WAIT = "wait"  # a suspect, while others are tried; free for any orchestrator when its time has come
     FINISH = "finish"  # its end is journaled already: only the row is brought up to that
     CANCEL = "cancel"  # given up, with a reason; resumable by hand
     FAIL = "fail"
@@ -57,11 +70,20 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     resumable: bool = True
     # the journal
     ended: Status | None = None  # a final entry is there
-    crashes_without_progress: int = 0
+    crashes_without_progress: int = 0  # in a row, this one included
+    crashes_alone: int = 0  # of them those in which it was the only suspect, this one included
+    lived_seconds: float = 0.0  # from its last recovery to the death of its process
+    trial_seconds: float = 0.0  # what was decided with its last death
     changed_steps: tuple[str, ...] = ()  # recorded steps whose code is another today
+    # the other suspects
+    on_trial: int = 0  # how many are tried by this process now,
+    trial_ends_at: float = 0.0  # and until when, at the latest
+    suspects: int = 1  # how many come together with this one, itself included,
+    turn: int = 0  # and its place among them
     # who asks
     crashed: bool = False  # its owner died while it was in memory; False for a parked run that is due
     woken: bool = False  # it was told something, or what held it is gone
+    resumed: bool = False  # a person has asked for it to go on
     policy: Policy = Policy()
 
 
@@ -71,6 +93,8 @@ class Decision(msgspec.Struct, frozen=True):
     action: Action
     reason: str
     until: float | None = None
+    tried_with: int = 0  # of a suspect: how many are tried together, itself included; 0: it waits,
+    trial_seconds: float = 0.0  # and how long it has to live to pass
 
 
 def decide(facts: Facts) -> Decision:
@@ -95,9 +119,35 @@ def decide(facts: Facts) -> Decision:
             f"step {_some(facts.changed_steps)}: code or options changed since it was recorded; restore the old code, or set "
             "version_mismatch to warn or rerun, then resume() the run",
         )
+    if is_suspect(facts):
+        return _try(facts)
     if facts.crashed:
         return Decision(Action.RESUME, "its owner died; it goes on from the first step without a result")
     return Decision(Action.RESUME, "it is due")
+
+
+def is_suspect(facts: Facts) -> bool:
+    """Whether it may be what kills its processes, and has to be tried apart from others."""
+    if facts.resumed and not facts.crashed:
+        return False
+    return facts.crashes_without_progress >= min(SUSPECTED_AFTER, facts.policy.max_attempts)
+
+
+def _try(facts: Facts) -> Decision:
+    """Half of the suspects that come together are tried, one at least, once no others are."""
+    seconds = 2 * facts.lived_seconds if facts.crashed else facts.trial_seconds
+    seconds = min(max(seconds, SHORTEST_TRIAL_SECONDS), LONGEST_TRIAL_SECONDS)
+    tried = 0 if facts.on_trial else max(facts.suspects // 2, 1)
+    suspected = f"{_died(facts)}: suspected"
+    if facts.turn >= tried:
+        until = max(facts.trial_ends_at, facts.now) if facts.on_trial else facts.now + seconds
+        return Decision(Action.WAIT, f"{suspected}, tried next; other suspects are tried before it", until, 0, seconds)
+    how = "alone" if tried == 1 else f"with {tried - 1} of {facts.suspects - 1} other suspects"
+    return Decision(Action.RESUME, f"{suspected}, tried {how} next", None, tried, seconds)
+
+
+def _died(facts: Facts) -> str:
+    return f"its process died {facts.crashes_without_progress} times in a row without progress of this run"
 
 
 def _left_alone(facts: Facts) -> Decision | None:
@@ -113,6 +163,12 @@ def _left_alone(facts: Facts) -> Decision | None:
     if facts.owner is None:
         if facts.wake_at is None:
             return Decision(Action.LEAVE, "it waits for a message or for another run, which wakes it")
+        if facts.wake_at > facts.now and facts.status is Status.PENDING and is_suspect(facts):
+            return Decision(
+                Action.LEAVE,
+                f"{_died(facts)}: suspected, tried alone next; other suspects are tried before it",
+                facts.wake_at,
+            )
         if facts.wake_at > facts.now:
             return Decision(Action.LEAVE, "it waits for a time that has not come", facts.wake_at)
         return None
@@ -143,12 +199,10 @@ def _given_up(facts: Facts) -> Decision | None:
         return Decision(
             Action.CANCEL, "its owner died and auto_resume is off; `relight recovery resume` brings it back"
         )
-    if facts.crashes_without_progress >= policy.max_attempts:
-        return Decision(
-            Action.HOLD_POISON,
-            f"its process died {facts.crashes_without_progress} times in a row without progress of this run; "
-            "find out why, then resume() it",
-        )
+    if facts.crashes_alone >= policy.max_attempts:
+        shared = facts.crashes_without_progress > facts.crashes_alone
+        alone = f", {facts.crashes_alone} of them while it was the only suspect" if shared else ""
+        return Decision(Action.HOLD_POISON, f"{_died(facts)}{alone}; find out why, then resume() it")
     return None
 
 

@@ -72,11 +72,19 @@ class RunRetrying(Event, tag="retrying"):
 
 
 class RunRecovered(Event, tag="recovered"):
-    """An orchestrator claimed the run after its owner died. Several in a row mean crashes without progress."""
+    """An orchestrator claimed the run after its owner died. Several in a row mean crashes without progress.
+
+    Also, not `died`: a suspect that has waited for its turn is tried from here on (`tried_with` says how many are, itself
+    included), or has passed (0). `alone`: in the death that is counted here this run was the only suspect.
+    """
 
     owner: str
     previous_owner: str | None
     at: float
+    alone: bool = False
+    tried_with: int = 0
+    trial_seconds: float = 0.0
+    died: bool = True
 
 
 class RunResumed(Event, tag="resumed"):

@@ -37,6 +37,13 @@ def name_of(owner: str) -> str:
     return owner.rpartition("#")[0]
 
 
+def same_manager(one: str, other: str) -> bool:
+    """Whether these names are of one lease manager. Of an etcd the place in it counts: its members come and go."""
+    if one.startswith("etcd://") and other.startswith("etcd://"):
+        return one.removeprefix("etcd://").partition("/")[2] == other.removeprefix("etcd://").partition("/")[2]
+    return one == other
+
+
 class Lease(msgspec.Struct, frozen=True):
     """A run's lease as it stands: held by `owner` until `expires_at`, unless a heartbeat moves that."""
 

@@ -15,6 +15,7 @@ from msgspec import Raw
 
 from relight.errors import CorruptionError
 from relight.model import journal as j
+from relight.model.crashes import NO_CRASHES, Crashes
 from relight.model.journal import NULL, ErrorRecord
 
 INTERRUPTED = "relight.errors:StepInterruptedError"  # as error records name it
@@ -102,7 +103,7 @@ class TreeState(msgspec.Struct):
     open: dict[str, Open] = {}
     children: dict[str, j.RunCreated] = {}  # child runs by key
     cancelled: Cancellation | None = None
-    recoveries: int = 0  # RunRecovered entries since the last progress
+    crashes: Crashes = NO_CRASHES  # since the last progress
     retried: dict[str, int] = {}  # flows that were called again, by key: the sequence at which that was decided
     unclaimed: list[Unclaimed] = []
     deadlocks: list[int] = []  # sequences at which the flow was told that nothing would ever wake it
@@ -111,7 +112,7 @@ class TreeState(msgspec.Struct):
     def apply(self, sequence: int, event: j.AnyEvent) -> None:
         """Fold one entry in. Order matters: entries come in sequence, without gaps."""
         self.sequence = sequence
-        self.recoveries = self.recoveries + 1 if type(event) is j.RunRecovered else 0
+        self.crashes = self.crashes.after(event) if type(event) is j.RunRecovered else NO_CRASHES
         _FOLD[type(event)](self, sequence, event)
 
     def end(self, key: str, outcome: Outcome) -> None:

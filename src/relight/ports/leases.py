@@ -19,6 +19,9 @@ from relight.model.lease import Acquired, Lease, NotOwner, Orphaned, OwnedBy, Pr
 class LeaseManager(Protocol):
     """Who holds what. Every method but `close` raises LeasesUnavailableError when the backing server does not answer."""
 
+    name: str
+    """What the store remembers it by: "store", "none", or where it is, without a password."""
+
     in_store: bool
     """A run's lease is the owner column of its row. Then whatever writes that column (a creation, a claim of a run without
     owner, a parking) acquires or releases the lease in the same transaction, and nobody has to do it again."""
@@ -61,9 +64,18 @@ class LeaseManager(Protocol):
         gone: an owner without a session is as dead as one whose session has lapsed."""
         ...
 
+    async def listed_since(self) -> float:
+        """Since when this list has been kept, by the clock of `list_orchestrators`: a manager that has lost its data begins
+        anew, and whoever lives is in its list again only a ttl later. 0.0 where the list is kept with the runs."""
+        ...
+
     async def end_session(self, owner: str) -> None:
         """End the session of an owner that is known to be dead (its process is gone), as if it had lapsed, and tell others.
-        Also how the remains of a lapsed session are cleared away, once no run is left in its name."""
+        Where lapsed sessions are listed, this one is: its last heartbeat is asked for as long as runs are in its name."""
+        ...
+
+    async def forget_session(self, owner: str) -> None:
+        """Clear away what is left of a lapsed session, once no run is left in its name. One that is fresh stays."""
         ...
 
     def watch_orphans(self) -> AsyncIterator[Orphaned]:

@@ -39,6 +39,7 @@ from typing import Protocol
 import msgspec
 
 from relight.model.journal import Journal
+from relight.model.lease import Process, Session
 from relight.model.run import Hold, ItemResult, LogLine, Message, News, Page, Run, RunChange, RunFilter
 from relight.supervisor import Supervisor
 
@@ -68,7 +69,7 @@ class Commit(msgspec.Struct, kw_only=True, gc=False):
     log: Sequence[LogLine] = ()  # lines for the logs of this tree's runs
     messages: Sequence[Message] = ()  # to other runs; dropped when that run is terminal or unknown
     cancel_spawned: str | None = (
-        None  # tell every unfinished root whose parent is in this tree: cancel, for this reason
+        None  # tell every unfinished root that descends from this one, by parentage: cancel, for this reason
     )
     reopen: bool = False  # the root may be one that recovery gave up on (cancelled, hold=recovery): this brings it back
     consumed: Sequence[int] = ()  # ids of this root's messages that the entries have taken in
@@ -125,6 +126,28 @@ class MetadataStore(Protocol):
     async def owners(self) -> list[str]:
         """Everybody in whose name there are active roots (see `list_active_roots`). Costs by the number of owners, not of
         runs."""
+        ...
+
+    async def note_session(self, owner: str, process: Process, ttl_seconds: float) -> None:
+        """Remember that this session is alive now: for lease managers that are not this store, and may lose their data. One
+        row per session, by the server's clock."""
+        ...
+
+    async def sessions(self) -> list[Session]:
+        """Every session that was noted here, or is kept here by the store's own lease manager; lapsed ones until they are
+        forgotten."""
+        ...
+
+    async def forget_session(self, owner: str) -> None:
+        """Drop a lapsed session. One that is fresh stays."""
+        ...
+
+    async def lease_manager(self) -> str | None:
+        """Who keeps the leases of this store (`LeaseManager.name`), as it was set last; None: nobody has said so yet."""
+        ...
+
+    async def set_lease_manager(self, name: str, before: str | None) -> bool:
+        """Remember it, if what is remembered is still `before`."""
         ...
 
     async def now(self) -> float | None:

@@ -82,6 +82,8 @@ def _pending(known: Known, now: float) -> str:
     row = known.row
     if row.owner is not None:
         return f"was accepted and {_held(known, now)}"
+    if row.wake_at is not None and row.wake_at > now and known.decision.action is Action.LEAVE:
+        return f"waits until {_time(row.wake_at)} at the latest: {known.decision.reason}"
     since = "" if row.wake_at is None else f", for {_ago(now - row.wake_at)} now,"
     why = {"released": "was released by its last orchestrator", "resumed by hand": "was resumed by hand"}
     return f"{why.get(row.reason, 'was accepted')} and waits{since} for an orchestrator with room to take it up"
@@ -108,6 +110,7 @@ def _would(known: Known) -> str:
     verb = {
         Action.LEAVE: "leaves it alone",
         Action.RESUME: "will resume it",
+        Action.WAIT: "will let it wait",
         Action.FINISH: "will bring its row up to its journal",
         Action.CANCEL: "will cancel it",
         Action.FAIL: "will fail it",

@@ -14,9 +14,10 @@ import logging
 from collections.abc import Sequence
 
 from relight.clock import Timer
-from relight.lifecycle.facts import facts_of, is_alive
+from relight.lifecycle.facts import facts_of
 from relight.lifecycle.orchestrator import Orchestrator
-from relight.lifecycle.recover import take_up
+from relight.lifecycle.presence import Presence, is_alive, presence_of
+from relight.lifecycle.recover import Death, take_up
 from relight.model.decisions import Action, decide
 from relight.model.lease import Orphaned, Session, name_of
 from relight.model.run import Run
@@ -85,33 +86,35 @@ class OrphanRecovery:
         if not self._services.keeper.held:
             return 0  # whoever cannot renew claims nothing; it is told when it can again
         me = self._services.owner
-        sessions = await self._sessions(starting)
-        if me not in sessions and not (starting and self._services.keeper.leases.in_store):
+        presence = await self._presence(starting)
+        if me not in presence.listed and not (starting and self._services.keeper.leases.in_store):
             return 0  # where not even we are listed, nothing follows from who is missing. (Nobody is, without leases.)
         owners = await self._services.store.owners()
         self._said_dead.intersection_update(owners)
-        alive = {session.owner for session in sessions.values() if is_alive(session)}
-        dead = [owner for owner in owners if owner not in alive and owner != me]
+        dead = [owner for owner in owners if not presence.is_alive(owner) and owner != me]
+        for owner in owners:
+            if owner != me and (undecided := presence.look_again_at(owner)) is not None:
+                self._look_at(undecided)
         dead.sort(key=lambda owner: name_of(owner) != name_of(me))  # our own name first
         claimed = 0
         for owner in dead:
-            claimed += await self._recover(owner, sessions.get(owner), limit)
-        await self._clear_away(sessions, owners)
+            claimed += await self._recover(owner, presence.session(owner), limit)
+        await self._clear_away(presence, owners)
         self._orchestrator.lookout.look_for_held()  # whoever held one for want of its flow has told, but that may have been lost
         return claimed
 
-    async def _sessions(self, starting: bool) -> dict[str, Session]:
+    async def _presence(self, starting: bool) -> Presence:
         """Everybody's session. Those of processes of this machine that are gone are ended first: nobody need wait for them
         to lapse."""
-        listed = await self._services.keeper.ask(lambda leases: leases.list_orchestrators())
-        for session in listed:
+        presence = await presence_of(self._services)
+        for session in presence.listed.values():
             if not session.fresh or session.owner == self._services.owner:
                 continue
             if not is_alive(session):
                 await self._end_session(session)
             elif starting and session.name == name_of(self._services.owner):
                 self._say_shared(session)
-        return {session.owner: session for session in listed}
+        return presence
 
     async def _end_session(self, session: Session) -> None:
         log(logging.WARNING, Token.OWNER_DEAD, f"{session.owner}: its process {session.process.pid} is gone")
@@ -136,7 +139,10 @@ class OrphanRecovery:
             wanted = [row for row in rows if self._is_stale(row, session)]
             if wanted:
                 self._say_dead(owner, session)
-                count = await take_up(self._orchestrator, wanted, crashed=True)
+                whole = (
+                    after is None and len(rows) < size and len(wanted) == len(rows) and owner != self._services.owner
+                )
+                count = await take_up(self._orchestrator, wanted, crashed=True, death=Death(session, whole))
                 self._count_detection(session, count)
                 claimed += count
             if len(rows) < size:
@@ -176,8 +182,12 @@ class OrphanRecovery:
         self._timer, self._timer_at = None, float("inf")
         self._wanted.set()
 
-    async def _clear_away(self, sessions: dict[str, Session], owners: Sequence[str]) -> None:
+    async def _clear_away(self, presence: Presence, owners: Sequence[str]) -> None:
         """Lapsed sessions in whose name no run is left."""
-        over = [owner for owner, session in sessions.items() if not session.fresh and owner not in owners]
-        for owner in over[: self._services.config.recovery.max_claims_per_check]:
-            await self._services.keeper.ask(lambda leases, owner=owner: leases.end_session(owner))  # type: ignore[misc]
+        limit = self._services.config.recovery.max_claims_per_check
+        over = [owner for owner, session in presence.listed.items() if not session.fresh and owner not in owners]
+        for owner in over[:limit]:
+            await self._services.keeper.ask(lambda leases, owner=owner: leases.forget_session(owner))  # type: ignore[misc]
+        over = [owner for owner, session in presence.noted.items() if not session.fresh and owner not in owners]
+        for owner in over[:limit]:
+            await self._services.store.forget_session(owner)

@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from relight.errors import RunNotFoundError
-from relight.lifecycle.facts import changed_steps, facts_of, is_alive
+from relight.lifecycle.facts import changed_steps, facts_of
+from relight.lifecycle.presence import presence_of
 from relight.lifecycle.services import Services
 from relight.model.decisions import Action, Decision, decide
 from relight.model.lease import Session
@@ -100,12 +101,11 @@ async def know(services: Services, rows: list[Run]) -> list[Known]:
     """Facts and decisions of these roots, as of now."""
     if not rows:
         return []
-    listed = await services.keeper.ask(lambda leases: leases.list_orchestrators())
-    sessions = {session.owner: session for session in listed}
+    presence = await presence_of(services)
     journals = await services.store.read([row.id for row in rows])
     found = []
     for row, journal in zip(rows, journals, strict=True):
-        session = sessions.get(row.owner) if row.owner is not None else None
+        session = presence.session(row.owner)
         state, trouble = None, ""
         try:
             if isinstance(journal, Exception):
@@ -113,7 +113,7 @@ async def know(services: Services, rows: list[Run]) -> list[Known]:
             state = restore(journal)
         except Exception as error:  # noqa: BLE001 - the plan tells what recovery would find, and goes on
             trouble = str(error)
-        alive = row.owner == services.owner or (session is not None and is_alive(session))
+        alive = row.owner is not None and (row.owner == services.owner or presence.is_alive(row.owner))
         facts = facts_of(services, row, crashed=row.owner is not None, state=state, session=session, alive=alive)
         verdict = decide(msgspec.structs.replace(facts, owner_alive=False, woken=True))
         if row.status is Status.PAUSED and row.hold is not Hold.USER:

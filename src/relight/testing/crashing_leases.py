@@ -23,6 +23,7 @@ class CrashingLeases:
     def __init__(self, inner: LeaseManager, points: CrashPoints) -> None:
         self._inner = inner
         self.in_store = inner.in_store
+        self.name = inner.name
         self._points = points
 
     async def _do(self, name: str, operation: Coroutine[Any, Any, T]) -> T:
@@ -60,6 +61,12 @@ class CrashingLeases:
 
     async def get_lease(self, run_id: str) -> Lease | None:
         return await self._do("leases.get_lease", self._inner.get_lease(run_id))
+
+    async def listed_since(self) -> float:
+        return await self._do("leases.listed_since", self._inner.listed_since())
+
+    async def forget_session(self, owner: str) -> None:
+        await self._do("leases.forget_session", self._inner.forget_session(owner))
 
     async def list_orchestrators(self) -> list[Session]:
         return await self._do("leases.list_orchestrators", self._inner.list_orchestrators())

@@ -14,6 +14,7 @@ import msgspec
 from relight.clock import SYSTEM_CLOCK
 from relight.errors import StoreUnavailableError
 from relight.model import journal as j
+from relight.model.lease import Process, Session
 from relight.model.run import Hold, ItemResult, LogLine, Message, News, Page, Run, RunChange, RunFilter
 from relight.ports.store import Commit, CommitResult, Committed, Store
 from relight.supervisor import Supervisor
@@ -29,7 +30,7 @@ Mode = Literal["before", "after", "raise", "refuse", "during", "stall", "count"]
 READS = frozenset({
     "get_run", "get_runs", "list_runs", "item_results", "owners", "now", "due", "next_due", "held", "inbox", "messages_after",
     "newest_message", "read_log", "get_blob", "read", "read_from", "latest_sequence", "get_checkpoint", "list_active_roots",
-    "leases.get_lease", "leases.list_orchestrators",
+    "leases.get_lease", "leases.list_orchestrators", "leases.listed_since", "sessions", "lease_manager",
 })  # fmt: skip
 
 
@@ -210,6 +211,21 @@ class CrashingStore:
 
     async def owners(self) -> list[str]:
         return await self._do("owners", self._inner.owners())
+
+    async def note_session(self, owner: str, process: Process, ttl_seconds: float) -> None:
+        await self._do("note_session", self._inner.note_session(owner, process, ttl_seconds))
+
+    async def sessions(self) -> list[Session]:
+        return await self._do("sessions", self._inner.sessions())
+
+    async def forget_session(self, owner: str) -> None:
+        await self._do("forget_session", self._inner.forget_session(owner))
+
+    async def lease_manager(self) -> str | None:
+        return await self._do("lease_manager", self._inner.lease_manager())
+
+    async def set_lease_manager(self, name: str, before: str | None) -> bool:
+        return await self._do("set_lease_manager", self._inner.set_lease_manager(name, before))
 
     async def now(self) -> float | None:
         return await self._do("now", self._inner.now())

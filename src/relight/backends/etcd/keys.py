@@ -2,8 +2,9 @@
 
     <prefix>sessions/<owner>   who that is, as JSON
     <prefix>runs/<run id>      the owner
+    <prefix>since              when this list was begun, by the store's clock
 
-Both hang on the owner's etcd lease: when it lapses or is revoked, etcd deletes all of them as one change. So a key that
+The first two hang on the owner's etcd lease: when it lapses or is revoked, etcd deletes all of them as one change. So a key that
 exists is held by somebody alive, and the last value of a run's deleted key tells whose it was.
 """
 
@@ -25,6 +26,7 @@ class Keys:
         self.all = prefix.encode()
         self.sessions = self.all + b"sessions/"
         self.runs = self.all + b"runs/"
+        self.since = self.all + b"since"
 
     def session(self, owner: str) -> bytes:
         return self.sessions + owner.encode()
@@ -70,6 +72,13 @@ def _holder(free: Any) -> Any:
         return None
     ours = free.responses[0].response_txn
     return None if ours.succeeded else ours.responses[0].response_range.kvs[0]
+
+
+def put_once(key: bytes, value: bytes) -> Any:
+    """Write the key, for good, unless it is there; read it in any case."""
+    nobody = rpc.Compare(result=rpc.Compare.EQUAL, target=rpc.Compare.CREATE, key=key, create_revision=0)
+    put = rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=value))
+    return rpc.TxnRequest(compare=[nobody], success=[put, _read(key)], failure=[_read(key)])
 
 
 def release(key: bytes, owner: bytes) -> Any:

@@ -19,7 +19,7 @@ import msgspec
 
 from relight.backends.etcd.address import DEFAULT_PREFIX, EtcdAddress, Tls
 from relight.backends.etcd.connection import Connection
-from relight.backends.etcd.keys import RUNS_PER_TRANSACTION, Keys, acquire, end_of, holders, release
+from relight.backends.etcd.keys import RUNS_PER_TRANSACTION, Keys, acquire, end_of, holders, put_once, release
 from relight.backends.etcd.watch import OrphanWatch
 from relight.clock import SYSTEM_CLOCK, Clock
 from relight.errors import LeasesUnavailableError
@@ -50,7 +50,9 @@ class EtcdLeases:
     read at the same moment. (A session's `started_at` is by the clock of its own process.)
 
     etcd forgets a session with its end. Those whose end a watch of ours was told are remembered here and listed as lapsed,
-    at the moment we heard of it and silent since a ttl before. Whoever opens later does not know of them.
+    at the moment we heard of it and silent since a ttl before. Whoever opens later does not know of them, and asks the store.
+
+    An etcd that has lost its data looks as if everybody had died: `listed_since` tells how old its list is.
     """
 
     in_store = False
@@ -67,6 +69,7 @@ class EtcdLeases:
     ) -> None:
         prefix = prefix if prefix.endswith("/") else prefix + "/"
         self._address = EtcdAddress(tuple(endpoints), prefix, username, password, tls)
+        self.name = repr(self._address)
         self._keys = Keys(prefix)
         self._clock = clock
         self._connection: Connection | None = None
@@ -119,6 +122,7 @@ class EtcdLeases:
         lease = await etcd.grant(self._ttl_seconds)
         record = _Record(self._process, self._clock.now(), lease, self._ttl_seconds)
         await etcd.put(self._keys.session(self._owner), msgspec.json.encode(record), lease)
+        await etcd.transact(put_once(self._keys.since, b"%.3f" % self._clock.now()))
         self._lease = lease
 
     async def release_all(self) -> None:
@@ -130,7 +134,17 @@ class EtcdLeases:
     async def end_session(self, owner: str) -> None:
         for found in await self._etcd.read(self._keys.session(owner)):
             await self._etcd.revoke(found.lease)
+
+    async def forget_session(self, owner: str) -> None:
         self._ended.pop(owner, None)
+
+    async def listed_since(self) -> float:
+        """By the first who came to an etcd without data. Nobody is listed where nobody came: then it begins now."""
+        found = await self._etcd.read(self._keys.since)
+        try:
+            return float(found[0].value)
+        except (IndexError, ValueError):
+            return self._clock.now()
 
     def _has_ended(self, owner: str, value: bytes) -> None:
         """A watch was told that a session has ended. `value` is what stood in its key."""

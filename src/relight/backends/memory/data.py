@@ -16,7 +16,7 @@ import msgspec
 
 from relight.backends.memory.rows import Tree
 from relight.clock import Clock
-from relight.model.lease import Process
+from relight.model.lease import Process, Session
 from relight.model.run import (
     ENDS_PAUSE,
     TERMINAL,
@@ -74,9 +74,24 @@ class Data:
         self.logs: dict[tuple[str, str], list[LogLine]] = {}  # by run and stream, oldest first
         self.sessions: dict[str, StoredSession] = {}  # by owner
         self.session_watchers: list[SessionWatcher] = []
+        self.lease_manager: str | None = None
         self._last_line = 0
         self._last_message = 0
         self._watchers: list[tuple[asyncio.AbstractEventLoop, Callable[[News], None]]] = []
+
+    def list_sessions(self, now: float) -> list[Session]:
+        with self.lock:
+            return [
+                Session(
+                    owner=owner,
+                    process=session.process,
+                    started_at=session.started_at,
+                    heartbeat_at=session.heartbeat_at,
+                    expires_at=session.expires_at,
+                    fresh=session.expires_at > now,
+                )
+                for owner, session in sorted(self.sessions.items())
+            ]
 
     # ---- hearing of each other
 
@@ -287,18 +302,19 @@ class Data:
         return self._last_message
 
     def _cancel_spawned(self, root_id: str, reason: str) -> None:
-        for run in list(self.unfinished.values()):
-            parent = run.parent_id
-            if parent is not None and (parent == root_id or parent.startswith(root_id + "/")):
-                self.tell(
-                    Message(
-                        run_id=run.id,
-                        kind=MessageKind.CANCEL,
-                        payload=msgspec.json.encode(reason),
-                        dedup="cancel",
-                        at=self.clock.now(),
-                    )
-                )
+        """By parentage, whatever the ids are, and also through runs that have ended."""
+        children: dict[str, list[str]] = {}
+        for run in self.runs.values():
+            if run.parent_id is not None:
+                children.setdefault(run.parent_id, []).append(run.id)
+        family = [root_id]
+        for member in family:  # it grows meanwhile
+            family += children.get(member, ())
+        for run_id in family[1:]:
+            if run_id in self.unfinished:
+                payload = msgspec.json.encode(reason)
+                at = self.clock.now()
+                self.tell(Message(run_id=run_id, kind=MessageKind.CANCEL, payload=payload, dedup="cancel", at=at))
 
 
 def _gave_up(run: Run) -> bool:

@@ -18,6 +18,7 @@ from relight.model.run import Run, Status
 class MemoryLeases:
     """`store` is shared by those who compete; each has a manager of its own."""
 
+    name = "store"
     in_store = True
 
     def __init__(self, store: MemoryStore, clock: Clock) -> None:
@@ -57,27 +58,26 @@ class MemoryLeases:
     async def end_session(self, owner: str) -> None:
         self._check()
         with self._data.lock:
-            self._data.sessions.pop(owner, None)
+            session = self._data.sessions.get(owner)
+            if session is not None:
+                session.expires_at = min(session.expires_at, self._clock.now())
         self._data.tell_watchers(owner)
+
+    async def forget_session(self, owner: str) -> None:
+        self._check()
+        with self._data.lock:
+            if self._fresh(owner) is None:
+                self._data.sessions.pop(owner, None)
+
+    async def listed_since(self) -> float:
+        return 0.0
 
     async def list_orchestrators(self) -> list[Session]:
         self._check()
         return self._sessions()
 
     def _sessions(self) -> list[Session]:
-        with self._data.lock:
-            now = self._clock.now()
-            return [
-                Session(
-                    owner=owner,
-                    process=session.process,
-                    started_at=session.started_at,
-                    heartbeat_at=session.heartbeat_at,
-                    expires_at=session.expires_at,
-                    fresh=session.expires_at > now,
-                )
-                for owner, session in sorted(self._data.sessions.items())
-            ]
+        return self._data.list_sessions(self._clock.now())
 
     def _fresh(self, owner: str | None) -> StoredSession | None:
         session = None if owner is None else self._data.sessions.get(owner)

@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from hashlib import sha256
 
-from relight.backends.memory.data import Data
-from relight.clock import Clock
+from relight.backends.memory.data import Data, StoredSession
+from relight.clock import SYSTEM_CLOCK, Clock
 from relight.errors import CorruptionError
 from relight.model.journal import Journal
+from relight.model.lease import Process, Session
 from relight.model.run import (
     Hold,
     ItemResult,
@@ -87,6 +88,32 @@ class MemoryStore:
 
     async def owners(self) -> list[str]:
         return sorted({run.owner for run in self._active() if run.owner is not None})
+
+    async def note_session(self, owner: str, process: Process, ttl_seconds: float) -> None:
+        now = SYSTEM_CLOCK.now()  # as MemoryLeases' own: it measures the life of a process
+        with self.data.lock:
+            before = self.data.sessions.get(owner)
+            begun = before.started_at if before is not None and before.expires_at > now else now
+            self.data.sessions[owner] = StoredSession(process, begun, now, now + ttl_seconds)
+
+    async def sessions(self) -> list[Session]:
+        return self.data.list_sessions(SYSTEM_CLOCK.now())
+
+    async def forget_session(self, owner: str) -> None:
+        with self.data.lock:
+            session = self.data.sessions.get(owner)
+            if session is not None and session.expires_at <= SYSTEM_CLOCK.now():
+                del self.data.sessions[owner]
+
+    async def lease_manager(self) -> str | None:
+        return self.data.lease_manager
+
+    async def set_lease_manager(self, name: str, before: str | None) -> bool:
+        with self.data.lock:
+            if self.data.lease_manager != before:
+                return False
+            self.data.lease_manager = name
+            return True
 
     async def now(self) -> float | None:
         return None

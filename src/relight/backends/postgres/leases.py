@@ -22,6 +22,7 @@ from relight.backends.postgres.connection import COMMAND_SECONDS, parse, refused
 from relight.backends.postgres.listen import Listener
 from relight.backends.postgres.pool import Pool
 from relight.backends.postgres.queries import queries
+from relight.backends.postgres.rows import session_from
 from relight.backends.postgres.schema import check_name, prepare
 from relight.errors import LeasesUnavailableError, StoreUnavailableError
 from relight.model.lease import Acquired, Lease, NotOwner, Orphaned, OwnedBy, Process, Released, Session
@@ -39,6 +40,7 @@ SHORTEST_SECONDS = 0.01
 class PostgresLeases:
     """`url` and `schema` are the store's, which has made and upgraded the schema before."""
 
+    name = "store"
     in_store = True
 
     def __init__(self, url: str, *, schema: str = "relight") -> None:
@@ -94,13 +96,19 @@ class PostgresLeases:
     async def end_session(self, owner: str) -> None:
         await self._fetch("end_session", owner)
 
+    async def forget_session(self, owner: str) -> None:
+        await self._fetch("forget_session", owner)
+
     async def list_orchestrators(self) -> list[Session]:
         return (await self._look())[0]
+
+    async def listed_since(self) -> float:
+        return 0.0
 
     async def _look(self) -> tuple[list[Session], float]:
         """All sessions, and what time it is by the clock that judged them."""
         rows = await self._fetch("sessions")
-        return [_session_from(row) for row in rows], rows[0][5] if rows else 0.0
+        return [session_from(row) for row in rows], rows[0][5] if rows else 0.0
 
     # ---- runs
 
@@ -165,18 +173,6 @@ class PostgresLeases:
             async with asyncio.timeout(max(min([longest, *ends]), SHORTEST_SECONDS)):
                 await woken.wait()
         woken.clear()
-
-
-def _session_from(row: Sequence[Any]) -> Session:
-    owner, process, started_at, heartbeat_at, expires_at, now = row
-    return Session(
-        owner=owner,
-        process=msgspec.json.decode(process, type=Process),
-        started_at=started_at,
-        heartbeat_at=heartbeat_at,
-        expires_at=expires_at,
-        fresh=expires_at > now,
-    )
 
 
 def _ended(before: list[Session], after: list[Session]) -> set[str]:

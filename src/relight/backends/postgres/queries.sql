@@ -183,6 +183,18 @@ SELECT relight.heartbeat($1, $2, $3);
 -- name: end_session
 SELECT relight.end_session($1);
 
+-- name: forget_session
+SELECT relight.forget_session($1);
+
+-- name: lease_manager
+SELECT value FROM relight.settings WHERE name = 'leases';
+
+-- name: set_lease_manager
+-- A row if it was set: what is remembered is still $2, or nothing is.
+INSERT INTO relight.settings AS s (name, value) VALUES ('leases', $1)
+ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE s.value = $2::text
+RETURNING value;
+
 -- name: sessions
 -- With what the clock says: few rows, one per orchestrator.
 SELECT o.owner, o.process, o.started_at, o.heartbeat_at, o.expires_at, c.now

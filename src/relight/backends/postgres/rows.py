@@ -6,8 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from zlib import crc32
 
+import msgspec
+
 from relight.errors import CorruptionError, StoreError
 from relight.model.journal import Checkpoint, Entry
+from relight.model.lease import Process, Session
 from relight.model.run import TERMINAL, Hold, ItemResult, LogLine, Message, MessageKind, Run, RunChange, Status
 
 Row = Sequence[Any]
@@ -193,3 +196,16 @@ def parse_cursor(cursor: str | None) -> tuple[float, str]:
         return float(created_at), run_id
     except ValueError:
         raise StoreError(f"cursor {cursor!r} is not one that a listing gave: pass next_cursor as it came") from None
+
+
+def session_from(row: Sequence[Any]) -> Session:
+    """A row of `orchestrators`, and what its clock says."""
+    owner, process, started_at, heartbeat_at, expires_at, now = row
+    return Session(
+        owner=owner,
+        process=msgspec.json.decode(process, type=Process),
+        started_at=started_at,
+        heartbeat_at=heartbeat_at,
+        expires_at=expires_at,
+        fresh=expires_at > now,
+    )

@@ -17,6 +17,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 
+import msgspec
+
 from relight.backends.postgres import read
 from relight.backends.postgres.batch import news_of
 from relight.backends.postgres.commit import Committer
@@ -35,11 +37,13 @@ from relight.backends.postgres.rows import (
     message_from,
     message_row,
     run_from,
+    session_from,
 )
 from relight.backends.postgres.schema import check_name, prepare
 from relight.clock import SYSTEM_ENTROPY, Clock
 from relight.errors import StoreUnavailableError
 from relight.model.journal import Journal
+from relight.model.lease import Process, Session
 from relight.model.run import Hold, ItemResult, LogLine, Message, News, Page, Run, RunChange, RunFilter
 from relight.ports.store import Commit, CommitResult
 from relight.supervisor import Supervisor
@@ -151,6 +155,22 @@ class PostgresStore:
 
     async def owners(self) -> list[str]:
         return [row[0] for row in await self._pool.fetch(self._sql["owners"])]
+
+    async def note_session(self, owner: str, process: Process, ttl_seconds: float) -> None:
+        await self._pool.fetch(self._sql["heartbeat"], owner, msgspec.json.encode(process).decode(), ttl_seconds)
+
+    async def sessions(self) -> list[Session]:
+        return [session_from(row) for row in await self._pool.fetch(self._sql["sessions"])]
+
+    async def forget_session(self, owner: str) -> None:
+        await self._pool.fetch(self._sql["forget_session"], owner)
+
+    async def lease_manager(self) -> str | None:
+        name: str | None = await self._pool.value(self._sql["lease_manager"])
+        return name
+
+    async def set_lease_manager(self, name: str, before: str | None) -> bool:
+        return bool(await self._pool.fetch(self._sql["set_lease_manager"], name, before))
 
     async def now(self) -> float | None:
         now: float = await self._pool.value(self._sql["now"])

@@ -21,7 +21,7 @@ import msgspec
 from relight.backends.sqlite import read
 from relight.backends.sqlite.connection import cause_of, check_same, connect, migrations, transaction
 from relight.backends.sqlite.queries import SQL
-from relight.backends.sqlite.rows import json_array
+from relight.backends.sqlite.rows import json_array, session_from
 from relight.errors import LeasesUnavailableError, StoreError
 from relight.model.lease import Acquired, Lease, NotOwner, Orphaned, OwnedBy, Process, Released, Session
 
@@ -36,6 +36,7 @@ LOOK_SECONDS = 1.0
 class SqliteLeases:
     """`path` is the store's file, which the store has made and upgraded before. For one thread: calls block it."""
 
+    name = "store"
     in_store = True
 
     def __init__(self, path: str | os.PathLike[str], *, vfs: str | None = None) -> None:
@@ -74,13 +75,19 @@ class SqliteLeases:
     async def end_session(self, owner: str) -> None:
         self._write(lambda db: db.execute(SQL["end_session"], (owner,)))
 
+    async def forget_session(self, owner: str) -> None:
+        self._write(lambda db: db.execute(SQL["forget_session"], (owner,)))
+
     async def list_orchestrators(self) -> list[Session]:
         return self._look()[0]
+
+    async def listed_since(self) -> float:
+        return 0.0
 
     def _look(self) -> tuple[list[Session], float]:
         """All sessions, and what time it is by the clock that judged them."""
         rows = self._do(lambda db: read.rows(db, "sessions"))
-        return [_session_from(row) for row in rows], rows[0][5] if rows else 0.0
+        return [session_from(row) for row in rows], rows[0][5] if rows else 0.0
 
     # ---- runs
 
@@ -109,6 +116,7 @@ class SqliteLeases:
     async def release_all(self) -> None:
         def job(db: apsw.Connection) -> None:
             db.execute(SQL["end_session"], (self._owner,))
+            db.execute(SQL["forget_session"], (self._owner,))
             db.execute(SQL["release_all"], (self._owner,))
 
         self._write(job)
@@ -179,18 +187,6 @@ class SqliteLeases:
         if connection is not None:
             with contextlib.suppress(apsw.Error):
                 connection.close(True)
-
-
-def _session_from(row: tuple[str, str, float, float, float, float]) -> Session:
-    owner, process, started_at, heartbeat_at, expires_at, now = row
-    return Session(
-        owner=owner,
-        process=msgspec.json.decode(process, type=Process),
-        started_at=started_at,
-        heartbeat_at=heartbeat_at,
-        expires_at=expires_at,
-        fresh=expires_at > now,
-    )
 
 
 def _lease(db: apsw.Connection, run_id: str) -> Lease | None:

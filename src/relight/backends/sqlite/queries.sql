@@ -73,11 +73,14 @@ WHERE r.root_id IS NULL AND r.status NOT IN ('completed', 'failed', 'cancelled')
 ON CONFLICT (run, dedup) DO NOTHING;
 
 -- name: cancel_spawned
--- One cancel message to each unfinished root that was spawned from this tree (by the root, or by a child run under it).
+-- One cancel message to each unfinished root that descends from this one, by parentage: spawned by it, by a child run under it,
+-- or by one of those, also if that has ended.
+WITH RECURSIVE family (id) AS (
+    SELECT :root_id UNION
+    SELECT r.id FROM family AS each CROSS JOIN runs AS r INDEXED BY runs_by_parent ON r.parent_id = each.id)
 INSERT INTO inbox (run, kind, name, payload, payload_blob, dedup, at)
-SELECT key, 'cancel', '', :payload, '', 'cancel', :at FROM runs
-WHERE root_id IS NULL AND status NOT IN ('completed', 'failed', 'cancelled')
-    AND (parent_id = :root_id OR (parent_id >= :root_id || '/' AND parent_id < :root_id || '0'))
+SELECT r.key, 'cancel', '', :payload, '', 'cancel', :at FROM family AS each CROSS JOIN runs AS r ON r.id = each.id
+WHERE r.id <> :root_id AND r.root_id IS NULL AND r.status NOT IN ('completed', 'failed', 'cancelled')
 ON CONFLICT (run, dedup) DO NOTHING;
 
 -- name: consume_messages
@@ -261,7 +264,17 @@ ON CONFLICT (owner) DO UPDATE SET process = excluded.process, heartbeat_at = exc
 SELECT expires_at > unixepoch('subsec') FROM orchestrators WHERE owner = ?;
 
 -- name: end_session
-DELETE FROM orchestrators WHERE owner = ?;
+-- It has lapsed. Its last heartbeat is asked for as long as runs are in its name.
+UPDATE orchestrators SET expires_at = min(expires_at, unixepoch('subsec')) WHERE owner = ?;
+
+-- name: forget_session
+DELETE FROM orchestrators WHERE owner = ? AND expires_at <= unixepoch('subsec');
+
+-- name: lease_manager
+SELECT value FROM settings WHERE name = 'leases';
+
+-- name: set_lease_manager
+INSERT INTO settings (name, value) VALUES ('leases', ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 
 -- name: sessions
 -- With what the clock says: few rows, one per orchestrator.

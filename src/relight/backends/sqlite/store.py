@@ -26,11 +26,12 @@ from relight.backends.sqlite.connection import (
     refuse_path,
     runtime_error,
 )
-from relight.backends.sqlite.rows import json_array
+from relight.backends.sqlite.rows import json_array, session_from
 from relight.backends.sqlite.thread import ConnectionThread
 from relight.clock import Clock
 from relight.errors import StoreError, StoreUnavailableError
 from relight.model.journal import Journal
+from relight.model.lease import Process, Session
 from relight.model.run import Hold, ItemResult, LogLine, Message, News, Page, Run, RunChange, RunFilter
 from relight.ports.store import Commit, CommitResult
 from relight.supervisor import Supervisor
@@ -182,6 +183,21 @@ class SqliteStore:
 
     async def owners(self) -> list[str]:
         return await self._read(lambda db: [row[0] for row in read.rows(db, "owners")])
+
+    async def note_session(self, owner: str, process: Process, ttl_seconds: float) -> None:
+        await self._write(lambda db: write.note_session(db, owner, process, ttl_seconds))
+
+    async def sessions(self) -> list[Session]:
+        return await self._read(lambda db: [session_from(row) for row in read.rows(db, "sessions")])
+
+    async def forget_session(self, owner: str) -> None:
+        await self._write(lambda db: write.forget_session(db, owner))
+
+    async def lease_manager(self) -> str | None:
+        return await self._read(lambda db: read.value(db, "lease_manager"))
+
+    async def set_lease_manager(self, name: str, before: str | None) -> bool:
+        return await self._write(lambda db: write.set_lease_manager(db, name, before))
 
     async def now(self) -> float | None:
         return None  # everybody who can open the file is on this machine

@@ -13,6 +13,7 @@ from relight.backends.sqlite.connection import transaction
 from relight.backends.sqlite.queries import SQL
 from relight.backends.sqlite.rows import checksum, json_array, log_row, message_row
 from relight.backends.sqlite.writes import Writes
+from relight.model.lease import Process
 from relight.model.run import TERMINAL, LogLine, Message, RunChange
 
 
@@ -28,6 +29,29 @@ def correct_owner(db: apsw.Connection, run_id: str, epoch: int, owner: str) -> b
     """Whether the row was there to be corrected."""
     with transaction(db):
         return bool(read.rows(db, "correct_owner", {"id": run_id, "epoch": epoch, "owner": owner}))
+
+
+def note_session(db: apsw.Connection, owner: str, process: Process, ttl_seconds: float) -> None:
+    """As a heartbeat of the leases that are kept here."""
+    with transaction(db):
+        db.execute(
+            SQL["heartbeat"], {"owner": owner, "process": msgspec.json.encode(process).decode(), "ttl": ttl_seconds}
+        )
+
+
+def forget_session(db: apsw.Connection, owner: str) -> None:
+    """Unless it is fresh."""
+    with transaction(db):
+        db.execute(SQL["forget_session"], (owner,))
+
+
+def set_lease_manager(db: apsw.Connection, name: str, before: str | None) -> bool:
+    """Whether it was still `before`."""
+    with transaction(db):
+        if read.value(db, "lease_manager") != before:
+            return False
+        db.execute(SQL["set_lease_manager"], (name,))
+        return True
 
 
 def hold(db: apsw.Connection, epochs: dict[str, int], status: RunChange, now: float) -> None:

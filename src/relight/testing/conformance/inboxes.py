@@ -192,6 +192,23 @@ class InboxSuite(Suite):
         assert sorted(message.run_id for message in told) == ["by-child", "by-root"]
         assert {(message.kind, message.payload) for message in told} == {(MessageKind.CANCEL, b'"enough"')}
 
+    async def test_cancelling_goes_by_parentage_and_not_by_ids(self, store: Store) -> None:
+        """Also through runs that have ended; and not to one whose id only looks as if it belonged to the tree."""
+        root, stranger = new_run("root"), new_run("root/stranger")
+        between, below = spawned_by(root, "between"), spawned_by(new_run("between"), "below")
+        deeper = spawned_by(child_of(below, "sub"), "deeper")
+        other = spawned_by(stranger, "other")
+        await store.commit([creation(root, runs=[between]), creation(stranger, runs=[other])])
+        claimed = await store.claim({"between": 0}, "me")
+        between = but(between, epoch=claimed["between"])
+        assert await commit_one(store, appending(between, 0, b"spawning", runs=[below])) == Committed(1)
+        below = but(below, epoch=(await store.claim({"below": 0}, "me"))["below"])
+        await commit_one(store, appending(below, 0, b"spawning", runs=[child_of(below, "sub"), deeper]))
+        await ended(store, between, after=1)
+        await commit_one(store, appending(root, 1, b"cancelling", cancel_spawned="enough"))
+        told = await store.messages_after(0, 10)
+        assert sorted(message.run_id for message in told if message.kind is MessageKind.CANCEL) == ["below", "deeper"]
+
     async def test_whoever_has_joined_a_run_is_told_when_it_ends(self, store: Store, clock: FixedClock) -> None:
         runs = [new_run(run_id) for run_id in ("awaited", "other", "first", "second", "done")]
         await created(store, *runs)

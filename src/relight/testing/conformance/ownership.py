@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from relight.model.lease import Process
 from relight.model.run import Hold, RunChange, Status
 from relight.ports.store import Committed, Store
 from relight.testing.conformance.build import (
@@ -108,6 +111,33 @@ class OwnershipSuite(Suite):
         assert (await run_of(store, "free")).owner is None
         assert (await run_of(store, child.id)).owner == "me"
         assert await store.correct_owner("moved", 2, "you")
+
+    async def test_noted_sessions_are_remembered_until_they_are_forgotten(self, store: Store) -> None:
+        assert await store.sessions() == []
+        here = Process(machine="here", pid=7, started=8, life="a#1")
+        await store.note_session("a#1", here, 60.0)
+        await store.note_session("b#1", Process(), -1.0)  # it has lapsed already
+        (first, lapsed) = await store.sessions()
+        assert (first.owner, first.process, first.fresh) == ("a#1", here, True)
+        assert (lapsed.owner, lapsed.fresh) == ("b#1", False)
+        assert first.expires_at - first.heartbeat_at == pytest.approx(60.0)
+        await store.note_session("a#1", here, 60.0)
+        again = (await store.sessions())[0]
+        assert (again.started_at, again.heartbeat_at >= first.heartbeat_at) == (first.started_at, True)
+        for owner in ("a#1", "b#1", "nobody#1"):
+            await store.forget_session(owner)
+        assert [session.owner for session in await store.sessions()] == ["a#1"], "one that is alive is not forgotten"
+
+    async def test_the_lease_manager_is_remembered_and_changed_only_from_what_it_was(self, store: Store) -> None:
+        assert await store.lease_manager() is None
+        assert not await store.set_lease_manager("store", "none") or await store.lease_manager() == "store"
+        assert await store.set_lease_manager("store", await store.lease_manager())
+        assert await store.lease_manager() == "store"
+        assert not await store.set_lease_manager("etcd://host:2379/relight/", None)
+        assert not await store.set_lease_manager("etcd://host:2379/relight/", "none")
+        assert await store.lease_manager() == "store"
+        assert await store.set_lease_manager("etcd://host:2379/relight/", "store")
+        assert await store.lease_manager() == "etcd://host:2379/relight/"
 
     async def test_the_servers_time_or_none(self, store: Store) -> None:
         first, second = await store.now(), await store.now()

@@ -72,7 +72,7 @@ class SessionSuite(LeaseBase):
     ) -> None:
         dead, b = await leases("dead#1", ttl), await leases("b#1")
         await lapse(dead)
-        await b.end_session("dead#1")
+        await b.forget_session("dead#1")
         assert [session.owner for session in await b.list_orchestrators()] == ["b#1"]
 
     @pytest.mark.parametrize("ttls", [-10, 10])
@@ -160,3 +160,31 @@ class SessionSuite(LeaseBase):
         await b.end_session("a#1")
         assert await a.heartbeat() is True
         assert await a.heartbeat() is False
+
+    async def test_an_ended_session_is_not_fresh_and_keeps_its_last_heartbeat_until_it_is_forgotten(
+        self, leases: OpenLeases
+    ) -> None:
+        """`stale_timeout` counts from it, also for whoever comes later. A manager that forgets it leaves that to the store."""
+        a, b = await leases("a#1"), await leases("b#1")
+        before = await session_of(b, "a#1")
+        assert before is not None
+        await b.end_session("a#1")
+        await b.end_session("a#1")
+        assert await session_of(b, "a#1") is None
+        for left in [session for session in await b.list_orchestrators() if session.owner == "a#1"]:
+            assert left.heartbeat_at <= left.expires_at
+            if b.in_store:
+                assert left.heartbeat_at == before.heartbeat_at
+        if b.in_store:
+            assert "a#1" in [session.owner for session in await b.list_orchestrators()]
+        await b.forget_session("a#1")
+        assert "a#1" not in [session.owner for session in await b.list_orchestrators()]
+        assert await a.heartbeat() is True
+        await b.forget_session("a#1")
+        assert await session_of(b, "a#1") is not None, "one that is alive is not forgotten"
+
+    async def test_since_when_the_list_is_kept(self, leases: OpenLeases) -> None:
+        a = await leases("a#1")
+        since = await a.listed_since()
+        b = await leases("b#1")
+        assert await b.listed_since() == since

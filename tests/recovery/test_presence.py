@@ -1,0 +1,225 @@
+"""Who is alive, when the one who keeps the leases has lost them, was not there, or is not the one that is asked."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relight import Relight
+from relight.backends.sqlite.store import SqliteStore
+from relight.clock import SYSTEM_CLOCK
+from relight.errors import ConfigError, RunStateError
+from relight.lifecycle.presence import Presence
+from relight.model.lease import Process, Session
+from relight.process import _machine, bury
+from relight.testing.cluster import until
+from relight.testing.servers.etcd import EtcdServer, etcd_or_skip
+from tests.recovery.test_etcd import recovered
+from tests.recovery.test_leases import Work
+
+TTL = 3.0
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[EtcdServer]:
+    with (
+        tempfile.TemporaryDirectory(prefix="relight-etcd-") as folder,
+        EtcdServer(Path(folder), etcd_or_skip()) as server,
+    ):
+        yield server
+
+
+class Engines:
+    """Engines on one file, each in its own words."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.opened: list[Relight] = []
+
+    async def open(self, name: str, leases: str, **options: Any) -> Relight:
+        recovery = {"lease_ttl": TTL, "check_interval": 0.2, **options.pop("recovery", {})}
+        rl = Relight(
+            self.path, leases=leases, orchestrator_id=name, recovery=recovery, shutdown_grace="100ms", **options
+        )
+        await rl.open()
+        self.opened.append(rl)
+        return rl
+
+    async def die(self, rl: Relight) -> None:
+        """As a process that is killed, as far as others can tell."""
+        rl.services.keeper.fall_silent()
+        bury(rl.services.owner)
+
+
+@pytest.fixture
+async def engines(tmp_path: Path) -> AsyncIterator[Engines]:
+    made = Engines(tmp_path / "relight.db")
+    yield made
+    for rl in made.opened:
+        await rl.close()
+
+
+# ---- an etcd that comes back empty
+
+
+async def test_nobody_is_taken_for_dead_because_etcd_has_lost_its_data(engines: Engines, tmp_path: Path):
+    """Whoever registers first finds nobody else in the list, although all of them live."""
+    with EtcdServer(tmp_path / "etcd", etcd_or_skip()) as server:
+        leases = f"etcd://{server.endpoint}/lost"
+        work = Work()
+        opened = [await engines.open(f"engine-{n}", leases, recovery={"lease_ttl": 9.0}) for n in range(3)]
+        runs = [await rl.start(work.flow, id=f"run-{n}") for n, rl in enumerate(opened)]
+        await until(lambda: work.begun == 3)
+        server.kill()
+        shutil.rmtree(tmp_path / "etcd" / "data")
+        server.start()
+        owners = {rl.services.owner for rl in opened}
+
+        async def all_listed() -> bool:
+            listed = await opened[0].services.keeper.ask(lambda leases: leases.list_orchestrators())
+            return {session.owner for session in listed if session.fresh} == owners
+
+        await until(all_listed, "all to register again", within=60)
+        rounds = [rl._recovery for rl in opened]
+        for one in rounds:
+            assert one is not None
+            await one.round(100)
+        for rl, run in zip(opened, runs, strict=True):
+            row = await run.describe()
+            assert (row.owner, row.epoch) == (rl.services.owner, 1)
+        work.gate.set()
+        assert [await run.result(timeout="20s") for run in runs] == [7, 7, 7]
+        assert work.begun == 3
+
+
+def _session(owner: str, *, fresh: bool, at: float, process: Process = Process()) -> Session:  # noqa: B008 - it is frozen
+    return Session(owner=owner, process=process, started_at=0.0, heartbeat_at=at, expires_at=at + 30, fresh=fresh)
+
+
+@pytest.mark.parametrize(
+    ("listed", "noted", "complete_at", "alive", "again"),
+    [
+        (True, None, 0.0, True, None),
+        (False, True, 0.0, False, None),  # the manager has seen it end
+        (None, None, 0.0, False, None),
+        (None, None, 150.0, True, 150.0),  # the list is too young
+        (None, True, 0.0, True, 120.0),  # the store has seen it less than a ttl ago
+        (None, True, 150.0, True, 150.0),
+        (None, False, 0.0, False, None),
+        (None, False, 150.0, True, 150.0),
+    ],
+)
+def test_what_follows_from_who_is_listed(
+    listed: bool | None, noted: bool | None, complete_at: float, alive: bool, again: float | None
+):
+    presence = Presence(
+        {} if listed is None else {"a#1": _session("a#1", fresh=listed, at=80.0)},
+        {} if noted is None else {"a#1": _session("a#1", fresh=noted, at=90.0)},
+        complete_at,
+        now=100.0,
+    )
+    assert presence.is_alive("a#1") is alive
+    assert presence.look_again_at("a#1") == again
+
+
+def test_a_process_that_is_known_to_be_gone_is_dead_whatever_the_list_is_worth():
+    gone = Process(machine=_machine(), pid=2**22 - 1, started=1, life="x")
+    presence = Presence({}, {"a#1": _session("a#1", fresh=True, at=90.0, process=gone)}, 150.0, now=100.0)
+    assert not presence.is_alive("a#1")
+
+
+# ---- stale_timeout
+
+
+async def test_stale_timeout_counts_from_the_last_heartbeat_also_if_the_death_was_seen_early(engines: Engines):
+    """Its process is known to be gone, so its session is ended at once; that must not make it forgotten."""
+    work, stale = Work(), 4.0
+    a = await engines.open("a", "store")
+    run = await a.start(work.flow, id="r")
+    await until(lambda: work.begun == 1)
+    (session,) = await a.services.keeper.ask(lambda leases: leases.list_orchestrators())
+    await engines.die(a)
+    b = await engines.open("b", "store", recovery={"stale_timeout": stale})
+    await until(lambda: _left(b, run.id, "stale_timeout"))
+    at = await recovered(b, run)
+    assert at - session.heartbeat_at >= stale
+    work.gate.set()
+    assert await (await b.get("r")).result(timeout="20s") == 7
+
+
+async def test_stale_timeout_with_etcd_for_those_who_were_not_there(engines: Engines, etcd: EtcdServer):
+    work, stale = Work(), 8.0
+    leases = f"etcd://{etcd.endpoint}/stale"
+    a = await engines.open("a", leases)
+    run = await a.start(work.flow, id="r")
+    await until(lambda: work.begun == 1)
+    await engines.die(a)
+    died = time.time()
+    client = Relight(engines.path, leases=leases, drive=False)
+    async with client:
+
+        async def forgotten() -> bool:
+            return not await client.services.keeper.ask(lambda leases: leases.list_orchestrators())
+
+        await until(forgotten, "etcd to forget it", within=60)
+    b = await engines.open("b", leases, recovery={"stale_timeout": stale})
+    at = await recovered(b, run)
+    assert at - died >= stale - TTL / 2  # the last note was a third of the ttl ago at most
+    work.gate.set()
+    assert await (await b.get("r")).result(timeout="20s") == 7
+
+
+async def _left(rl: Relight, run_id: str, why: str) -> bool:
+    return why in (await rl.explain(run_id)).plan.reason
+
+
+# ---- the store knows its lease manager
+
+
+async def test_whoever_asks_another_lease_manager_is_refused(engines: Engines, etcd: EtcdServer):
+    """It would take the living owner for dead: `resume` freed a live run, whose step ran twice."""
+    work = Work()
+    leases = f"etcd://{etcd.endpoint}/known"
+    a = await engines.open("a", leases)
+    run = await a.start(work.flow, id="r")
+    await until(lambda: work.begun == 1)
+    for options in ({"drive": False}, {}, {"leases": "none"}, {"leases": f"etcd://{etcd.endpoint}/other"}):
+        with pytest.raises(
+            ConfigError, match=r"the leases of this store are kept by 'etcd://.*/known/'.*RELIGHT_LEASES"
+        ):
+            await Relight(engines.path, **options).open()
+    async with Relight(engines.path, leases=leases, drive=False) as client:
+        with pytest.raises(RunStateError, match="is alive"):
+            await client.resume("r")
+        assert "which is alive" in (await client.explain("r")).sentence
+    work.gate.set()
+    assert await run.result(timeout="20s") == 7
+    assert work.begun == 1
+
+
+async def test_another_manager_may_be_brought_in_once_nobody_lives_by_the_old_one(engines: Engines, etcd: EtcdServer):
+    async with Relight(engines.path, drive=False):
+        pass  # nobody has driven anything yet: nothing is remembered
+    for leases in ("store", f"etcd://{etcd.endpoint}/change", "none", "store"):
+        async with Relight(engines.path, leases=leases) as rl:
+            known = await rl.services.store.lease_manager()
+            assert known is not None
+            assert known.split(":")[0] == leases.split(":")[0]
+        await until(lambda: _nobody(engines.path), "the last note to lapse", within=60)
+    with pytest.raises(ConfigError, match="kept by 'store'"):
+        await Relight(engines.path, leases="none", drive=False).open()
+
+
+async def _nobody(path: Path) -> bool:
+    store = SqliteStore(path, clock=SYSTEM_CLOCK)
+    await store.open()
+    try:
+        return not any(session.fresh for session in await store.sessions())
+    finally:
+        await store.close()
