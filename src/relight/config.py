@@ -24,6 +24,8 @@ import msgspec
 from relight.durations import ACCEPTED as DURATION_ACCEPTED
 from relight.durations import parse_duration
 from relight.errors import ConfigError
+from relight.store_url import ACCEPTED as STORE_ACCEPTED
+from relight.store_url import printable_url
 
 # The description is what an error message says is accepted.
 Flag = Annotated[bool, msgspec.Meta(description="true or false")]
@@ -87,10 +89,7 @@ class Payload(_Section, frozen=True):
 class Config(_Section, frozen=True):
     """Everything that can be configured. Made by `load_config`; the constructor checks nothing."""
 
-    store: Annotated[
-        Name,
-        msgspec.Meta(description='"memory:", "sqlite:///path", the path of a SQLite file or "postgresql://…"'),
-    ] = "sqlite:///relight.db"
+    store: Annotated[Name, msgspec.Meta(description=STORE_ACCEPTED)] = "sqlite:///relight.db"
     """Where runs live. The engine reads it; here it is only a text."""
     db_schema: Annotated[
         str,
@@ -123,6 +122,12 @@ class Config(_Section, frozen=True):
     """Runs held in memory at once; others wait in the store."""
     max_threads: Count = 64
     """Threads for sync flows and steps."""
+
+    def __repr__(self) -> str:
+        """As Python writes it, but for the passwords in URLs: a configuration ends up in logs and bug reports."""
+        shown = {name: getattr(self, name) for name in self.__struct_fields__}
+        shown |= {name: printable_url(shown[name]) for name in ("store", "leases")}
+        return f"Config({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
 class _Key(msgspec.Struct, frozen=True):

@@ -7,7 +7,6 @@ import contextlib
 import datetime as dt
 import importlib
 import os
-import re
 import socket
 from collections.abc import Sequence
 from functools import partial
@@ -53,6 +52,7 @@ from relight.recovery.orphans import OrphanRecovery
 from relight.recovery.plan import Planned, incomplete, plan
 from relight.recovery.resume import resume
 from relight.stop_signal import stop_signal
+from relight.store_url import printable_url
 from relight.supervisor import Part, Supervisor
 
 CLOCK_SECONDS = 60.0  # between two looks at the server's clock
@@ -196,7 +196,7 @@ class Relight:
     @property
     def store_name(self) -> str:
         """The store as it may be shown: without a password."""
-        return re.sub(r"//[^@/]*@", "//", self.config.store)
+        return printable_url(self.config.store)
 
     @property
     def _recovers(self) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from relight import flow, step, wait_for
+from tests import shown_passwords
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = "tests.cli.shop"
@@ -117,7 +118,7 @@ def environ(folder: Path, **more: str) -> dict[str, str]:
 
 def relight(*arguments: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
     """A command, to its end."""
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "relight.cli.main", *arguments],
         cwd=cwd,
         env=environ(cwd, **more),
@@ -127,6 +128,8 @@ def relight(*arguments: str, cwd: Path, **more: str) -> subprocess.CompletedProc
         timeout=60,
         check=False,
     )
+    assert not shown_passwords.shown(done.stdout + done.stderr, f"relight {arguments[0]}")
+    return done
 
 
 def orchestrator(folder: Path, *arguments: str, **more: str) -> subprocess.Popen[str]:
