@@ -41,7 +41,7 @@ def watching() -> Iterator[list[str]]:
         plain(error, *arguments)
 
     logging.setLogRecordFactory(record)
-    RelightError.__init__ = note  # type: ignore[method-assign]  # also of errors that the test, or the engine, catches
+    RelightError.__init__ = note  # type: ignore[method-assign, assignment]  # also of errors that the test, or the engine, catches
     try:
         yield found
     finally:

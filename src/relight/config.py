@@ -93,7 +93,10 @@ class Config(_Section, frozen=True):
     """Where runs live. The engine reads it; here it is only a text."""
     db_schema: Annotated[
         str,
-        msgspec.Meta(pattern=r"^[a-z_][a-z0-9_]{0,30}$", description="a name of lower-case letters, digits and _"),
+        msgspec.Meta(
+            pattern=r"^(?!pg_)[a-z_][a-z0-9_]{0,30}\Z",
+            description="a name of lower-case letters, digits and _, without pg_ before it",
+        ),
     ] = "relight"
     """PostgreSQL only: the schema that holds Relight's tables, its own."""
     migrate: Flag = True
@@ -107,7 +110,12 @@ class Config(_Section, frozen=True):
         msgspec.Meta(description="a list of module names (in the environment, separated by commas)"),
     ] = ()
     """Imported at start, so that their flows are registered before anything is recovered."""
-    orchestrator_id: Annotated[Name | None, msgspec.Meta(description="a text that is not empty")] = None
+    orchestrator_id: Annotated[
+        Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f\ud800-\udfff]{1,255}\Z")] | None,
+        msgspec.Meta(
+            description="a text that is not empty, of at most 255 characters, no control characters among them"
+        ),
+    ] = None
     """Stable across restarts, so that an orchestrator knows its own runs again. None: one is made up."""
     recovery: Recovery = Recovery()
     checkpoint: Checkpoint = Checkpoint()

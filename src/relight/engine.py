@@ -310,7 +310,7 @@ class Relight:
             RunFilter(
                 status=tuple(_status(one) for one in statuses),
                 flow=flow,
-                since=since.timestamp() if isinstance(since, dt.datetime) else since,
+                since=since.timestamp() if isinstance(since, dt.datetime) else since,  # anything else a store refuses
                 parent_id=parent,
                 roots_only=roots_only and parent is None,
                 limit=limit,

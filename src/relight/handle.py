@@ -22,6 +22,7 @@ from relight.flow.payloads import ValueCodec, rebuild_error
 from relight.flow.registry import REGISTRY
 from relight.model.journal import ErrorRecord
 from relight.model.run import ENDS_PAUSE, Hold, Message, MessageKind, Run, Status
+from relight.model.text import check_name, prose
 
 if TYPE_CHECKING:
     from relight.engine import Relight
@@ -126,8 +127,9 @@ class Handle:
 
     async def signal(self, name: str, payload: Any = None, *, id: str | None = None) -> None:  # noqa: A002
         """Send a signal; durable when this returns. With an `id`, sending it again (after a lost answer) is harmless."""
-        if not isinstance(name, str) or not name:
-            raise RelightError(f"signal({name!r}): name the signal with a non-empty string")
+        check_name(name, "signal name")
+        if id is not None:
+            check_name(id, "signal id")
         codec = ValueCodec(type(payload), f"signal {name!r}")
         data, _ = codec.seal(payload, self._relight.config.payload.max_bytes)
         blob = ""
@@ -142,7 +144,7 @@ class Handle:
         if await self.status() is Status.CANCELLED:
             return
         try:
-            await self._tell(MessageKind.CANCEL, payload=msgspec.json.encode(reason), dedup="cancel")
+            await self._tell(MessageKind.CANCEL, payload=msgspec.json.encode(prose(str(reason))), dedup="cancel")
         except RunStateError:
             if await self.status() is not Status.CANCELLED:  # else another cancel was faster, since we looked
                 raise

@@ -6,6 +6,8 @@ BEGIN IMMEDIATE, so that it waits for its turn at the start and can never be ref
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -53,6 +55,8 @@ def connect(path: Path, *, create: bool, vfs: str | None = None, busy_retries: i
     Only the first may `create` the file: reopening one that has vanished would go on with an empty database.
     """
     flags = _FLAGS | apsw.SQLITE_OPEN_CREATE if create else _FLAGS
+    if create:
+        create_private(path)
     # Its statement cache is a ring of executions, not of statements: a small one would forget the group commit's own.
     connection = apsw.Connection(str(path), flags=flags, vfs=vfs, statementcachesize=1000)
     try:
@@ -66,6 +70,13 @@ def connect(path: Path, *, create: bool, vfs: str | None = None, busy_retries: i
         connection.close(True)
         raise
     return connection
+
+
+def create_private(path: Path) -> None:
+    """Make the file, if it is missing, readable by its owner only: it holds whatever flows are given. SQLite gives its
+    neighbours the same permissions. Whoever wants others to read it changes that once."""
+    with contextlib.suppress(OSError):  # it is there; or it cannot be made, and SQLite says why
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def prepare(connection: apsw.Connection, path: Path, scripts: list[str], *, migrate: bool = True) -> None:

@@ -32,6 +32,7 @@ from relight.clock import Clock
 from relight.errors import StoreError, StoreUnavailableError
 from relight.model.journal import Journal
 from relight.model.run import Hold, ItemResult, LogLine, Message, News, Page, Run, RunChange, RunFilter
+from relight.model.text import check_filter, check_rows, storable
 from relight.ports.store import Commit, CommitResult
 from relight.supervisor import Supervisor
 
@@ -129,6 +130,9 @@ class SqliteStore:
 
     async def commit(self, commits: Sequence[Commit]) -> list[CommitResult]:
         now = self._clock.now()
+        for commit in commits:
+            if commit.create is not None or commit.runs or commit.messages:
+                check_rows(commit.create, commit.runs, commit.messages)
 
         def job(db: apsw.Connection) -> list[CommitResult]:
             results = self._committer.commit(db, commits, now)
@@ -170,10 +174,11 @@ class SqliteStore:
         return found[0] if found else None
 
     async def get_runs(self, run_ids: Sequence[str]) -> list[Run]:
-        wanted = json_array(run_ids)
+        wanted = json_array(filter(storable, run_ids))
         return await self._read(lambda db: read.runs(db, "get_runs", (wanted,)))
 
     async def list_runs(self, where: RunFilter) -> Page:
+        check_filter(where)
         return await self._read(lambda db: read.list_runs(db, where))
 
     async def list_active_roots(self, owner: str, after: str | None, limit: int) -> list[Run]:
@@ -235,11 +240,13 @@ class SqliteStore:
     async def append_log(self, lines: Sequence[LogLine]) -> None:
         await self._write(lambda db: write.append_log(db, lines))
 
-    async def read_log(self, run_id: str, stream: str, after: int, limit: int) -> list[LogLine]:
-        return await self._read(lambda db: read.log(db, run_id, stream, after, limit))
+    async def read_log(
+        self, run_id: str, stream: str, after: int, limit: int, *, newest: bool = False
+    ) -> list[LogLine]:
+        return await self._read(lambda db: read.log(db, run_id, stream, after, limit, newest=newest))
 
     async def item_results(self, run_id: str, key: str | None = None) -> list[ItemResult]:
-        return await self._read(lambda db: read.item_results(db, run_id, key))
+        return await self._read(lambda db: read.item_results(db, run_id, key)) if storable(run_id) else []
 
     # ---- blobs
 
