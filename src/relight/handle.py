@@ -20,6 +20,7 @@ from relight.errors import (
 )
 from relight.flow.payloads import ValueCodec, rebuild_error
 from relight.flow.registry import REGISTRY
+from relight.model.blob import check_blob
 from relight.model.journal import ErrorRecord
 from relight.model.run import ENDS_PAUSE, Hold, Message, MessageKind, Run, Status
 from relight.model.text import check_name, prose
@@ -117,10 +118,9 @@ class Handle:
             ) from rebuild_error(record)
         data = row.output if row.output is not None else b"null"
         if row.output_blob:
-            found = await self._relight.services.store.get_blob(row.output_blob)
-            if found is None:
-                raise RunStateError(f"the result of run {row.id!r} is missing from the store (blob {row.output_blob})")
-            data = found
+            data = check_blob(
+                await self._relight.services.store.get_blob(row.output_blob), row.output_blob, row.root_id
+            )
         flow = REGISTRY.find(row.flow)
         codec = flow.result if flow is not None else ValueCodec(Any, f"result of run {row.id!r}")
         return codec.open(data)

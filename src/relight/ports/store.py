@@ -77,6 +77,22 @@ class Commit(msgspec.Struct, kw_only=True, gc=False):
     reopen: bool = False  # the root may be one that recovery gave up on (cancelled, hold=recovery): this brings it back
     consumed: Sequence[int] = ()  # ids of this root's messages that the entries have taken in
 
+    @property
+    def size(self) -> int:
+        """About how many bytes of payload it carries: what a server's limit on a message is about."""
+        size = sum(map(len, self.entries)) + len(self.state or b"")
+        if self.blobs:
+            size += sum(map(len, self.blobs.values()))
+        if self.create is not None:
+            size += len(self.create.input)
+        for run in self.runs:
+            size += len(run.input)
+        for change in self.changes:
+            size += len(change.output or b"") + len(change.error or b"")
+        for item in self.items:
+            size += len(item.output)
+        return size
+
 
 class Committed(msgspec.Struct, frozen=True, gc=False):
     """The commit is durable; the journal now ends at `sequence`."""

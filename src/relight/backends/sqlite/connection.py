@@ -49,19 +49,27 @@ def migrations() -> list[str]:
     return [scripts[number] for number in sorted(scripts)]
 
 
-def connect(path: Path, *, create: bool, vfs: str | None = None, busy_retries: int = BUSY_RETRIES) -> apsw.Connection:
+def connect(
+    path: Path,
+    *,
+    create: bool,
+    vfs: str | None = None,
+    busy_retries: int = BUSY_RETRIES,
+    give_up: threading.Event | None = None,
+) -> apsw.Connection:
     """A connection with our pragmas. Raises apsw's errors: see `opening_error` and `runtime_error`.
 
-    Only the first may `create` the file: reopening one that has vanished would go on with an empty database.
+    Only the first may `create` the file: reopening one that has vanished would go on with an empty database. Once `give_up` is
+    set, it does not wait for other processes.
     """
+    stop = give_up or threading.Event()
     flags = _FLAGS | apsw.SQLITE_OPEN_CREATE if create else _FLAGS
     if create:
         create_private(path)
     # Its statement cache is a ring of executions, not of statements: a small one would forget the group commit's own.
     connection = apsw.Connection(str(path), flags=flags, vfs=vfs, statementcachesize=1000)
     try:
-        pause = threading.Event().wait
-        connection.set_busy_handler(lambda retries: not pause(BUSY_RETRY_SECONDS) and retries < busy_retries)
+        connection.set_busy_handler(lambda retries: not stop.wait(BUSY_RETRY_SECONDS) and retries < busy_retries)
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA temp_store = MEMORY")
         connection.pragma("journal_size_limit", WAL_LIMIT_BYTES)

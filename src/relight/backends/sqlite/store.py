@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -81,14 +82,16 @@ class SqliteStore:
             raise
 
     async def close(self) -> None:
-        """Waits for what was asked before. Closing twice, or without having opened, does nothing."""
+        """Waits for what was asked before, for a few seconds at most (`ConnectionThread.close`). Closing twice, or without having
+        opened, does nothing."""
         threads, self._reader, self._writer = (self._reader, self._writer), None, None
         for thread in threads:  # the writer last: the last connection folds the WAL into the file
             if thread is not None:
                 await thread.close()
 
-    def _connect_writer(self) -> apsw.Connection:
-        connection = connect(self.path, create=self._migrate and not self._opened, vfs=self._vfs)
+    def _connect_writer(self, give_up: threading.Event) -> apsw.Connection:
+        create = self._migrate and not self._opened
+        connection = connect(self.path, create=create, vfs=self._vfs, give_up=give_up)
         try:
             if self._opened:
                 check_same(connection, self.path, len(self._migrations))
@@ -103,8 +106,8 @@ class SqliteStore:
             raise
         return connection
 
-    def _connect_reader(self) -> apsw.Connection:
-        connection = connect(self.path, create=False, vfs=self._vfs)
+    def _connect_reader(self, give_up: threading.Event) -> apsw.Connection:
+        connection = connect(self.path, create=False, vfs=self._vfs, give_up=give_up)
         try:
             check_same(connection, self.path, len(self._migrations))
             connection.pragma("query_only", True)
