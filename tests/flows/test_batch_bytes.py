@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from relight import flow, step
-from relight.lifecycle import record
+from relight.lifecycle import batch_bytes
 from relight.ports.store import Commit
 from tests.flows.world import World
 
@@ -36,7 +36,7 @@ class Scale:
 
         monkeypatch.setattr(store, "commit", weigh, raising=False)
         monkeypatch.setattr(store, "put_blob", count, raising=False)
-        monkeypatch.setattr(record, "MAX_BATCH_BYTES", LIMIT)
+        monkeypatch.setattr(batch_bytes, "MAX_BATCH_BYTES", LIMIT)
 
 
 @pytest.fixture(params=[True, False], ids=["blobs", "inline"])

@@ -25,6 +25,7 @@ import logging
 from collections.abc import Callable
 
 from relight.errors import RelightError, StoreUnavailableError
+from relight.lifecycle import batch_bytes
 from relight.lifecycle.floor import Floor
 from relight.lifecycle.writer import Writer
 from relight.model.run import Hold, RunChange, Status
@@ -34,9 +35,6 @@ from relight.supervisor import Part, Supervisor
 from relight.telemetry import Token, log
 
 MAX_BATCH = 4096  # roots per transaction: bounds the burst; the rest follows at once
-MAX_BATCH_BYTES = (
-    64_000_000  # and payload per transaction, by at most one root more: PostgreSQL takes no message over 1 GB
-)
 WORTH_SHARING = 32  # queued drafts from which on free lanes share them out
 STOP_SECONDS = 5.0
 LONGEST_REASON = 500
@@ -122,25 +120,24 @@ class Recorder:
     def share(self, lane: _Lane) -> tuple[list[Writer], list[Creation]]:
         """What this lane commits next: all there is, or its share of it while other lanes are about to look as well."""
         looking = 1 + sum(1 for other in self._lanes if other is not lane and other.looking)
-        writers, left = self._take_writers(_share(len(self.queue), looking), MAX_BATCH_BYTES)
+        writers, left = self._take_writers(_share(len(self.queue), looking), batch_bytes.MAX_BATCH_BYTES)
         return writers, self._take_creations(_share(len(self._creations), looking), max(left, 1))
 
     def _take_writers(self, count: int, size: int) -> tuple[list[Writer], int]:
-        """At most so many, and of so many bytes; and what is left of the bytes. A run's drafts are committed one after the other:
-        one whose last is under way in another lane stays queued."""
+        """At most so many, of so many bytes, and the bytes left. A run whose last draft is under way in another lane stays queued."""
         queue = self.queue
         if len(self._lanes) == 1 or not any(writer.under_way for writer in queue):
-            count, size = _fitting([writer.size for writer in queue[:count]], size)
+            count, size = batch_bytes.fitting([writer.size for writer in queue[:count]], size)
             taken, self.queue = queue[:count], queue[count:]
             return taken, size
         ready = [writer for writer in queue if not writer.under_way][:count]
-        count, size = _fitting([writer.size for writer in ready], size)
+        count, size = batch_bytes.fitting([writer.size for writer in ready], size)
         chosen = set(ready[:count])
         self.queue = [writer for writer in queue if writer not in chosen]
         return ready[:count], size
 
     def _take_creations(self, count: int, size: int) -> list[Creation]:
-        count, _ = _fitting([commit.size for commit, _ in self._creations[:count]], size)
+        count, _ = batch_bytes.fitting([commit.size for commit, _ in self._creations[:count]], size)
         taken, self._creations = self._creations[:count], self._creations[count:]
         return taken
 
@@ -328,7 +325,7 @@ class _Lane:
         try:
             async with limit:
                 self._limit = limit
-                await _put_large_blobs(recorder.store, commits)
+                await batch_bytes.put_large_blobs(recorder.store, commits)
                 return await recorder.store.commit(commits)
         except TimeoutError:
             if not limit.expired():
@@ -383,16 +380,6 @@ class _Lane:
                 future.set_result(result)
 
 
-async def _put_large_blobs(store: Store, commits: list[Commit]) -> None:
-    """One run alone may have more for its next commit than a batch may hold: a hundred branches, each with a large result. Its
-    blobs go ahead then, one by one. Should this process die before the commit, they are stored and nobody refers to them."""
-    for commit in commits:
-        if commit.blobs and sum(map(len, commit.blobs.values())) > MAX_BATCH_BYTES:
-            for data in commit.blobs.values():
-                await store.put_blob(data)
-            commit.blobs = {}
-
-
 def _go_on(floor: Floor, flows: list[Callable[[], None]]) -> None:
     floor.batch = True
     try:
@@ -407,17 +394,6 @@ def _share(queued: int, looking: int) -> int:
     """Few are not worth sharing out: two transactions cost more than one."""
     fair = queued if queued < WORTH_SHARING else -(-queued // looking)
     return min(fair, MAX_BATCH)
-
-
-def _fitting(sizes: list[int], size: int) -> tuple[int, int]:
-    """How many of these, from the first on, until `size` bytes are used up; and how many bytes are left then."""
-    if sum(sizes) < size:  # nearly always
-        return len(sizes), size - sum(sizes)
-    count = 0
-    while count < len(sizes) and size > 0:
-        size -= sizes[count]
-        count += 1
-    return count, size
 
 
 def _refused(fault: str | None) -> StoreUnavailableError:
