@@ -333,13 +333,13 @@ class Relight:
         """What recovery has counted in this process."""
         return self.services.metrics
 
-    async def incomplete(self) -> Sequence[Run]:
-        """Every unfinished root run, newest first."""
-        return [row async for row in incomplete(self.services)]
+    async def incomplete(self, limit: int | None = None) -> Sequence[Run]:
+        """Every unfinished root run, newest first; at most `limit` of them."""
+        return [row async for row in incomplete(self.services, limit)]
 
-    async def plan(self) -> Sequence[Planned]:
-        """What recovery would do with every unfinished run, and why. Nothing is done."""
-        return [planned async for planned in plan(self.services)]
+    async def plan(self, limit: int | None = None) -> Sequence[Planned]:
+        """What recovery would do with every unfinished run, and why: newest first, at most `limit` of them. Nothing is done."""
+        return [planned async for planned in plan(self.services, limit)]
 
     async def explain(self, id: str) -> Explanation:  # noqa: A002
         """Why a run is where it is: a sentence, and the facts behind it."""

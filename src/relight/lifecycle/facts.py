@@ -6,7 +6,7 @@ from relight.lifecycle.services import Services
 from relight.model.decisions import Facts, Policy
 from relight.model.lease import Session
 from relight.model.replay import Ending, TreeState
-from relight.model.run import Run, Status
+from relight.model.run import RESUMED_BY_HAND, Run, Status
 from relight.process import is_dead
 
 ENDINGS = {Ending.OK: Status.COMPLETED, Ending.ERROR: Status.FAILED, Ending.CANCELLED: Status.CANCELLED}
@@ -21,9 +21,11 @@ def facts_of(
     state: TreeState | None = None,
     session: Session | None = None,
     alive: bool = False,
+    ours: bool = True,
 ) -> Facts:
     """What is known of a run, for `decide`. Without its `state` the journal decides nothing yet; `session` is its owner's,
-    `alive` tells that the owner is known to live whatever its session says: it is this process."""
+    `alive` tells that the owner is known to live whatever its session says: it is this process. `ours`: this process
+    may go on with it, or is asked only what it would do if it were to; not for people, who are told what happens by itself."""
     config = services.config.recovery
     flow = services.registry.find(row.flow)
     ended = state.outcomes.get("") if state is not None else None
@@ -44,9 +46,11 @@ def facts_of(
         ended=None if ended is None else ENDINGS[ended.ending],
         crashes_without_progress=0 if state is None else state.recoveries,
         changed_steps=changed_steps(services, state) if judged and state is not None else (),
+        by_hand=ours or row.reason == RESUMED_BY_HAND,
         crashed=crashed,
         woken=woken,
         policy=Policy(
+            enabled=config.enabled,
             auto_resume=config.auto_resume,
             stale_timeout_seconds=config.stale_timeout_seconds,
             max_resume_age_seconds=config.max_resume_age_seconds,

@@ -124,7 +124,7 @@ class Recorder:
         return writers, self._take_creations(_share(len(self._creations), looking), max(left, 1))
 
     def _take_writers(self, count: int, size: int) -> tuple[list[Writer], int]:
-        """At most so many, of so many bytes, and the bytes left. A run whose last draft is under way in another lane stays queued."""
+        """At most so many, of so many bytes, and the bytes left. A run whose last draft is under way elsewhere stays queued."""
         queue = self.queue
         if len(self._lanes) == 1 or not any(writer.under_way for writer in queue):
             count, size = batch_bytes.fitting([writer.size for writer in queue[:count]], size)

@@ -30,6 +30,7 @@ class Action(enum.StrEnum):
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """What the configuration says about recovery. Zero seconds: no such limit."""
 
+    enabled: bool = True
     auto_resume: bool = True
     stale_timeout_seconds: float = 0.0
     max_resume_age_seconds: float = 0.0
@@ -60,6 +61,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     crashes_without_progress: int = 0
     changed_steps: tuple[str, ...] = ()  # recorded steps whose code is another today
     # who asks
+    by_hand: bool = False  # somebody has freed it, or this process may go on with it: also while recovery is off
     crashed: bool = False  # its owner died while it was in memory; False for a parked run that is due
     woken: bool = False  # it was told something, or what held it is gone
     policy: Policy = Policy()
@@ -96,7 +98,9 @@ def decide(facts: Facts) -> Decision:
             "version_mismatch to warn or rerun, then resume() the run",
         )
     if facts.crashed:
-        return Decision(Action.RESUME, "its owner died; it goes on from the first step without a result")
+        return Decision(
+            Action.RESUME, "its owner died; it keeps the results of its finished steps and goes on after them"
+        )
     return Decision(Action.RESUME, "it is due")
 
 
@@ -106,9 +110,18 @@ def _left_alone(facts: Facts) -> Decision | None:
         return Decision(Action.LEAVE, f"it is {facts.status}")
     if facts.owner is not None and facts.owner_alive:
         return Decision(Action.LEAVE, f"it is active: {facts.owner} holds it and is alive")
+    paused = (
+        facts.status is Status.PAUSED and facts.owner is None
+    )  # with an owner, that one died when it was about to go on
+    if not facts.policy.enabled and not facts.by_hand and not paused:
+        return Decision(
+            Action.LEAVE,
+            "recovery is off (recovery.enabled): only the process that has started it goes on with it; "
+            "`relight recovery resume` frees it for any other",
+        )
     if facts.woken:
         return None
-    if facts.status is Status.PAUSED and facts.owner is None:  # else its owner died when it was about to go on
+    if paused:
         return Decision(Action.LEAVE, f"it is paused: {facts.reason}")
     if facts.owner is None:
         if facts.wake_at is None:
