@@ -18,6 +18,7 @@ import pytest
 from relight.testing.servers.etcd import EtcdServer, etcd_or_skip
 from relight.testing.servers.etcd_cluster import EtcdCluster
 from relight.testing.servers.postgres import PostgresServer, ServerMissingError
+from tests import shown_passwords
 
 # Servers are started and asked by child processes. In those, gRPC's fork handlers would wake pollers whose files are closed,
 # and now and then the child died of it before it became psql.
@@ -62,6 +63,17 @@ def etcd_cluster(etcd_members: EtcdCluster) -> Iterator[EtcdCluster]:
     """Whole at the beginning of every test."""
     yield etcd_members
     etcd_members.heal()
+
+
+@pytest.fixture(autouse=True)
+def no_password_is_shown(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whatever a test does, nothing of it shows the password of the tests' PostgreSQL."""
+    folder: Path | None = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
+    with shown_passwords.watching() as found:
+        yield
+    if folder is not None:
+        found += shown_passwords.in_logs(folder)
+    assert not found, "the password was shown: " + "; ".join(found)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -146,11 +146,11 @@ class BlockingRelight:
     def items(self, id: str) -> Sequence[ItemResult]:  # noqa: A002
         return self.call(self.relight.items(id))
 
-    def incomplete(self) -> Sequence[Run]:
-        return self.call(self.relight.incomplete())
+    def incomplete(self, limit: int | None = None) -> Sequence[Run]:
+        return self.call(self.relight.incomplete(limit))
 
-    def plan(self) -> Sequence[Planned]:
-        return self.call(self.relight.plan())
+    def plan(self, limit: int | None = None) -> Sequence[Planned]:
+        return self.call(self.relight.plan(limit))
 
     def explain(self, id: str) -> Explanation:  # noqa: A002
         return self.call(self.relight.explain(id))

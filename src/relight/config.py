@@ -24,6 +24,8 @@ import msgspec
 from relight.durations import ACCEPTED as DURATION_ACCEPTED
 from relight.durations import parse_duration
 from relight.errors import ConfigError
+from relight.store_url import ACCEPTED as STORE_ACCEPTED
+from relight.store_url import printable_url
 
 # The description is what an error message says is accepted.
 Flag = Annotated[bool, msgspec.Meta(description="true or false")]
@@ -87,14 +89,14 @@ class Payload(_Section, frozen=True):
 class Config(_Section, frozen=True):
     """Everything that can be configured. Made by `load_config`; the constructor checks nothing."""
 
-    store: Annotated[
-        Name,
-        msgspec.Meta(description='"memory:", "sqlite:///path", the path of a SQLite file or "postgresql://…"'),
-    ] = "sqlite:///relight.db"
+    store: Annotated[Name, msgspec.Meta(description=STORE_ACCEPTED)] = "sqlite:///relight.db"
     """Where runs live. The engine reads it; here it is only a text."""
     db_schema: Annotated[
         str,
-        msgspec.Meta(pattern=r"^[a-z_][a-z0-9_]{0,30}$", description="a name of lower-case letters, digits and _"),
+        msgspec.Meta(
+            pattern=r"^(?!pg_)[a-z_][a-z0-9_]{0,30}\Z",
+            description="a name of lower-case letters, digits and _, without pg_ before it",
+        ),
     ] = "relight"
     """PostgreSQL only: the schema that holds Relight's tables, its own."""
     migrate: Flag = True
@@ -108,7 +110,12 @@ class Config(_Section, frozen=True):
         msgspec.Meta(description="a list of module names (in the environment, separated by commas)"),
     ] = ()
     """Imported at start, so that their flows are registered before anything is recovered."""
-    orchestrator_id: Annotated[Name | None, msgspec.Meta(description="a text that is not empty")] = None
+    orchestrator_id: Annotated[
+        Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f\ud800-\udfff]{1,255}\Z")] | None,
+        msgspec.Meta(
+            description="a text that is not empty, of at most 255 characters, no control characters among them"
+        ),
+    ] = None
     """Stable across restarts, so that an orchestrator knows its own runs again. None: one is made up."""
     recovery: Recovery = Recovery()
     checkpoint: Checkpoint = Checkpoint()
@@ -123,6 +130,12 @@ class Config(_Section, frozen=True):
     """Runs held in memory at once; others wait in the store."""
     max_threads: Count = 64
     """Threads for sync flows and steps."""
+
+    def __repr__(self) -> str:
+        """As Python writes it, but for the passwords in URLs: a configuration ends up in logs and bug reports."""
+        shown = {name: getattr(self, name) for name in self.__struct_fields__}
+        shown |= {name: printable_url(shown[name]) for name in ("store", "leases")}
+        return f"Config({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
 class _Key(msgspec.Struct, frozen=True):

@@ -7,7 +7,6 @@ import contextlib
 import datetime as dt
 import importlib
 import os
-import re
 import socket
 from collections.abc import Sequence
 from functools import partial
@@ -54,6 +53,7 @@ from relight.recovery.orphans import OrphanRecovery
 from relight.recovery.plan import Planned, incomplete, plan
 from relight.recovery.resume import resume
 from relight.stop_signal import stop_signal
+from relight.store_url import printable_url
 from relight.supervisor import Part, Supervisor
 
 CLOCK_SECONDS = 60.0  # between two looks at the server's clock
@@ -200,7 +200,7 @@ class Relight:
     @property
     def store_name(self) -> str:
         """The store as it may be shown: without a password."""
-        return re.sub(r"//[^@/]*@", "//", self.config.store)
+        return printable_url(self.config.store)
 
     @property
     def _recovers(self) -> bool:
@@ -314,7 +314,7 @@ class Relight:
             RunFilter(
                 status=tuple(_status(one) for one in statuses),
                 flow=flow,
-                since=since.timestamp() if isinstance(since, dt.datetime) else since,
+                since=since.timestamp() if isinstance(since, dt.datetime) else since,  # anything else a store refuses
                 parent_id=parent,
                 roots_only=roots_only and parent is None,
                 limit=limit,
@@ -337,13 +337,13 @@ class Relight:
         """What recovery has counted in this process."""
         return self.services.metrics
 
-    async def incomplete(self) -> Sequence[Run]:
-        """Every unfinished root run, newest first."""
-        return [row async for row in incomplete(self.services)]
+    async def incomplete(self, limit: int | None = None) -> Sequence[Run]:
+        """Every unfinished root run, newest first; at most `limit` of them."""
+        return [row async for row in incomplete(self.services, limit)]
 
-    async def plan(self) -> Sequence[Planned]:
-        """What recovery would do with every unfinished run, and why. Nothing is done."""
-        return [planned async for planned in plan(self.services)]
+    async def plan(self, limit: int | None = None) -> Sequence[Planned]:
+        """What recovery would do with every unfinished run, and why: newest first, at most `limit` of them. Nothing is done."""
+        return [planned async for planned in plan(self.services, limit)]
 
     async def explain(self, id: str) -> Explanation:  # noqa: A002
         """Why a run is where it is: a sentence, and the facts behind it."""

@@ -20,8 +20,10 @@ from relight.errors import (
 )
 from relight.flow.payloads import ValueCodec, rebuild_error
 from relight.flow.registry import REGISTRY
+from relight.model.blob import check_blob
 from relight.model.journal import ErrorRecord
 from relight.model.run import Hold, Message, MessageKind, Run, Status
+from relight.model.text import check_name, prose
 
 if TYPE_CHECKING:
     from relight.engine import Relight
@@ -111,18 +113,18 @@ class Handle:
             ) from rebuild_error(record)
         data = row.output if row.output is not None else b"null"
         if row.output_blob:
-            found = await self._relight.services.store.get_blob(row.output_blob)
-            if found is None:
-                raise RunStateError(f"the result of run {row.id!r} is missing from the store (blob {row.output_blob})")
-            data = found
+            data = check_blob(
+                await self._relight.services.store.get_blob(row.output_blob), row.output_blob, row.root_id
+            )
         flow = REGISTRY.find(row.flow)
         codec = flow.result if flow is not None else ValueCodec(Any, f"result of run {row.id!r}")
         return codec.open(data)
 
     async def signal(self, name: str, payload: Any = None, *, id: str | None = None) -> None:  # noqa: A002
         """Send a signal; durable when this returns. With an `id`, sending it again (after a lost answer) is harmless."""
-        if not isinstance(name, str) or not name:
-            raise RelightError(f"signal({name!r}): name the signal with a non-empty string")
+        check_name(name, "signal name")
+        if id is not None:
+            check_name(id, "signal id")
         codec = ValueCodec(type(payload), f"signal {name!r}")
         data, _ = codec.seal(payload, self._relight.config.payload.max_bytes)
         blob = ""
@@ -137,7 +139,7 @@ class Handle:
         if await self.status() is Status.CANCELLED:
             return
         try:
-            await self._tell(MessageKind.CANCEL, payload=msgspec.json.encode(reason), dedup="cancel")
+            await self._tell(MessageKind.CANCEL, payload=msgspec.json.encode(prose(str(reason))), dedup="cancel")
         except RunStateError:
             if await self.status() is not Status.CANCELLED:  # else another cancel was faster, since we looked
                 raise

@@ -9,22 +9,21 @@ from relight.config import Config
 from relight.errors import ConfigError
 from relight.ports.leases import LeaseManager
 from relight.ports.store import Store
+from relight.store_url import parse_store_url, printable_url
 
 
 def make_store(config: Config, clock: Clock) -> Store:
     """The store that the configuration names."""
-    url = config.store
-    if url == "memory:":
+    url = parse_store_url(config.store)
+    if url.kind == "memory":
         return MemoryStore(clock=clock)
-    if url.startswith(("postgresql://", "postgres://")):
+    if url.kind == "postgresql":
         from relight.backends.postgres import PostgresStore  # noqa: PLC0415 - asyncpg is loaded only where it is used
 
-        return PostgresStore(url, clock=clock, schema=config.db_schema, migrate=config.migrate)
-    if "://" in url and not url.startswith("sqlite:///"):
-        raise ConfigError(f"store {url!r}: this version knows memory:, sqlite:///path, plain paths and postgresql://…")
+        return PostgresStore(url.place, clock=clock, schema=config.db_schema, migrate=config.migrate)
     from relight.backends.sqlite.store import SqliteStore  # noqa: PLC0415 - apsw is loaded only when SQLite is used
 
-    return SqliteStore(url.removeprefix("sqlite:///"), clock=clock, migrate=config.migrate)
+    return SqliteStore(url.place, clock=clock, migrate=config.migrate)
 
 
 def make_leases(config: Config, store: Store, *, given: bool, clock: Clock = SYSTEM_CLOCK) -> LeaseManager:
@@ -38,13 +37,14 @@ def make_leases(config: Config, store: Store, *, given: bool, clock: Clock = SYS
     if config.leases == "none" or given:
         return NoLeases()
     if config.leases != "store":
-        raise ConfigError(f"leases {config.leases!r}: expected store, none or etcd://host:port,…")
+        raise ConfigError(f"leases {printable_url(config.leases)!r}: expected store, none or etcd://host:port,…")
     if isinstance(store, MemoryStore):
         return MemoryLeases(store, clock=SYSTEM_CLOCK)
-    if config.store.startswith(("postgresql://", "postgres://")):
+    url = parse_store_url(config.store)
+    if url.kind == "postgresql":
         from relight.backends.postgres import PostgresLeases  # noqa: PLC0415
 
-        return PostgresLeases(config.store, schema=config.db_schema)
+        return PostgresLeases(url.place, schema=config.db_schema)
     from relight.backends.sqlite.leases import SqliteLeases  # noqa: PLC0415
 
-    return SqliteLeases(config.store.removeprefix("sqlite:///"))
+    return SqliteLeases(url.place)

@@ -64,6 +64,10 @@ class TestReopening(conformance.ReopenSuite):
     pass
 
 
+class TestTexts(conformance.TextSuite):
+    pass
+
+
 class TestSharing(conformance.Suite):
     async def test_objects_that_share_a_store_hear_of_each_other(self, store):
         heard = []

@@ -71,3 +71,7 @@ class TestOwnership(conformance.OwnershipSuite):
 
 class TestReopening(conformance.ReopenSuite):
     pass
+
+
+class TestTexts(conformance.TextSuite):
+    pass

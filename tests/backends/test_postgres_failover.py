@@ -116,7 +116,7 @@ async def test_a_machine_that_is_switched_off_answers_nothing(opened, postgres_s
 async def test_a_primary_that_does_not_know_us_yet(opened, postgres_server, postgres_admin):
     """Or a password that is being changed: whoever was let in before asks again."""
     await postgres_admin.execute("DROP ROLE IF EXISTS known; CREATE ROLE known LOGIN SUPERUSER")
-    store = await opened(postgres_server.create_database().replace("postgres@", "known@"))
+    store = await opened(postgres_server.create_database().replace("//postgres:", "//known:"))
     run = new_run()
     await created(store, run)
     await postgres_admin.execute("ALTER ROLE known NOLOGIN")

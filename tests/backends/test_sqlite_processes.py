@@ -130,7 +130,7 @@ async def test_a_child_that_is_forked_in_the_midst_of_writing_can_write(path):
             begun.set()
             assert go_on.wait(60)
 
-    thread = ConnectionThread("writer", lambda: connect(path, create=True), lambda error: error)
+    thread = ConnectionThread("writer", lambda _: connect(path, create=True), lambda error: error)
     writing = asyncio.ensure_future(thread.call(slowly))
     await asyncio.to_thread(begun.wait)
     threading.Timer(0.2, go_on.set).start()

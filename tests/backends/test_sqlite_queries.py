@@ -63,6 +63,7 @@ BROUGHT_ALONG = (
     "SCAN json_each VIRTUAL TABLE",
     "SCAN v",
     "SCAN each",
+    "SCAN there",
     "SCAN CONSTANT ROW",
 )
 FEW = "SCAN orchestrators"

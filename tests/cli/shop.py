@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from relight import Relight, flow, step, wait_for
+from tests import shown_passwords
 from tests.cli import command
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,7 +119,9 @@ def environ(folder: Path, **more: str) -> dict[str, str]:
 
 def relight(*arguments: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
     """A command, to its end."""
-    return command.relight(*arguments, cwd=cwd, **environ(cwd, **more))
+    done = command.relight(*arguments, cwd=cwd, **environ(cwd, **more))
+    assert not shown_passwords.shown(done.stdout + done.stderr, f"relight {arguments[0]}")
+    return done
 
 
 def orchestrator(folder: Path, *arguments: str, **more: str) -> subprocess.Popen[str]:

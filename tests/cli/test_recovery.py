@@ -188,7 +188,8 @@ def test_resume_of_a_run_that_recovery_gave_up_on(folder):
     assert sentence.count("`relight recovery resume` brings it back") == 1
 
     done = relight("recovery", "resume", "order", cwd=folder)
-    assert (done.returncode, done.stdout) == (0, "run order is free: an orchestrator takes it up\n"), done.stderr
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "run order is free: an orchestrator that knows its flow 'shop_order' takes it up\n"
     assert statuses(folder)["order"] == ("pending", None)
     assert "resumed by hand" in answer("explain", "order", cwd=folder)["sentence"]
     assert answer("recovery", "resume", "vend", cwd=folder)["status"] == "pending"
@@ -236,7 +237,9 @@ def test_resume_frees_a_run_that_was_held(folder):
 def test_resume_refuses_what_there_is_nothing_to_resume_of(folder):
     assert refusal("recovery", "resume", "nobody", cwd=folder) == "no run has the id 'nobody'"
     assert "run 'ended' is completed: it has ended" in refusal("recovery", "resume", "ended", cwd=folder)
-    assert "run 'waits' is waiting and goes on by itself" in refusal("recovery", "resume", "waits", cwd=folder)
+    assert "nothing is to be resumed: Run waits waits, out of memory" in refusal(
+        "recovery", "resume", "waits", cwd=folder
+    )
 
     async def cancel() -> None:
         async with Relight(folder / "relight.db", recovery={"enabled": False}) as rl:
@@ -248,6 +251,35 @@ def test_resume_refuses_what_there_is_nothing_to_resume_of(folder):
     asyncio.run(cancel())
     refused = refusal("recovery", "resume", "unwanted", cwd=folder)
     assert "run 'unwanted' is cancelled: it was cancelled by request, not by recovery" in refused
+
+
+def test_resume_reaches_an_orchestrator_whose_recovery_is_off(folder):
+    off = {"RELIGHT_RECOVERY_ENABLED": "false"}
+    open_gate(folder)
+    process = orchestrator(folder, "--id", "two", **off)
+    try:
+        explained = answer("explain", "order", cwd=folder, **off)
+        assert "recovery leaves it alone: recovery is off" in explained["sentence"]
+        assert relight("recovery", "plan", "--check", "--module", shop.MODULE, cwd=folder, **off).returncode == 1
+        done = relight("recovery", "resume", "order", "--module", shop.MODULE, cwd=folder, **off)
+        assert done.returncode == 0, done.stderr
+        until(lambda: statuses(folder)["order"] == ("completed", None))
+        assert statuses(folder)["vend"] == ("running", None), "nobody has resumed that one"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_plan_and_incomplete_show_as_many_as_are_asked_for(folder):
+    for command in ("plan", "incomplete"):
+        done = relight("recovery", command, "--limit", "1", "--json", cwd=folder)
+        assert (done.returncode, len(json.loads(done.stdout))) == (0, 1)
+        assert done.stderr == "relight: more than 1: raise --limit to see them\n"
+        done = relight("recovery", command, "--limit", "1000", "--json", cwd=folder)
+        assert (done.stderr, len(json.loads(done.stdout)) > 1) == ("", True)
+    checked = relight("recovery", "plan", "--limit", "1", "--check", "--json", cwd=folder)
+    assert checked.returncode == 1, "of those that are not shown, none counts"
+    assert [one["stuck"] for one in json.loads(checked.stdout)] == [True]
 
 
 def test_resume_refuses_a_run_that_is_alive(tmp_path):
@@ -284,7 +316,7 @@ def test_explain_gives_json(scene):
     found = answer("explain", "order", "--module", MODULE, cwd=scene)
     assert set(found) == {
         *("run", "sentence", "status", "flow", "owner", "owner_alive", "last_heartbeat", "lease_expires_at"),
-        *("epoch", "created_at", "updated_at", "last_entry", "last_operation", "waits_for", "plan", "events"),
+        *("epoch", "created_at", "updated_at", "last_entry", "last_operation", "waits_for", "unread", "plan", "events"),
     }
     assert (found["run"], found["status"], found["owner_alive"]) == ("order", "running", False)
     assert found["last_operation"] == "shop_price"

@@ -282,7 +282,7 @@ async def test_an_unserialisable_payload_of_a_signal_is_refused(world: World, va
 async def test_a_signal_has_a_name(world: World, name: Any):
     rl = await world.open()
     run = await rl.start(waiting_flow())
-    with pytest.raises(RelightError, match="name the signal with a non-empty string"):
+    with pytest.raises(RelightError, match=r"signal name .*: give (a str|1 to 255 characters)"):
         await run.signal(name)
 
 
@@ -500,9 +500,7 @@ async def test_an_engine_that_is_not_open_says_so():
     rl = Relight("memory:")
     with pytest.raises(RelightError, match="is not open: use it inside"):
         await rl.start(waiting_flow())
-    with pytest.raises(
-        ConfigError, match=r"'mysql://db'.*this version knows memory:, sqlite:///path, plain paths and postgresql://"
-    ):
+    with pytest.raises(ConfigError, match=r"'mysql://db'.*expected memory:, the path of a SQLite file.*postgresql://"):
         await Relight("mysql://db").open()
 
 

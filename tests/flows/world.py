@@ -284,6 +284,27 @@ class World:
                 (sequence, run_id),
             )
 
+    def lose_blobs(self, spoilt: bytes | None = None) -> None:
+        """All of them are gone from the store; or have this content, whatever their digest is."""
+        if self.kind == "memory":
+            blobs = self._memory._blobs
+            for digest in list(blobs):
+                if spoilt is None:
+                    del blobs[digest]
+                else:
+                    blobs[digest] = spoilt
+        elif self.server is not None:
+            table = f"{self.schema}.blobs"
+            data = f"'\\x{(spoilt or b'').hex()}'::bytea"
+            self.server.sql(f"DELETE FROM {table}" if spoilt is None else f"UPDATE {table} SET data = {data}")
+        else:
+            with contextlib.closing(apsw.Connection(str(self.path))) as db:
+                db.set_busy_timeout(5000)
+                if spoilt is None:
+                    db.execute("DELETE FROM blobs")
+                else:
+                    db.execute("UPDATE blobs SET data = ?", (spoilt,))
+
     def _update(self, table: str, column: str, data: bytes, where: str, run_id: str) -> None:
         value = f"'\\x{data.hex()}'::bytea"
         self._on_server(f"UPDATE {self.schema}.{table} SET {column} = {value} WHERE {where}", run_id)

@@ -24,7 +24,7 @@ def known(status: Status, session: Session | None = None, state: TreeState | Non
     row = Run(id="r", root_id="r", flow="f", status=status, created_at=900.0, updated_at=990.0, **fields)
     alive = session is not None and session.fresh
     decision = Decision(Action.RESUME, "its owner died")
-    return Known(row, session, alive, state or TreeState(), "", decision, decision)
+    return Known(row, session, alive, state or TreeState(), "", decision, decision, [])
 
 
 ALIVE = Session(owner="a#1", started_at=0.0, heartbeat_at=995.0, expires_at=1005.0, fresh=True)
@@ -146,7 +146,7 @@ async def test_a_walk_through_the_states_of_real_runs(world: World, registry: Re
     await rl.start(running, id="orphan")
     await until(lambda: says("orphan", "is driven by"))
     registry.remove("running")
-    rl = await world.crash_and_reopen(recovery={"enabled": False})
+    rl = await world.crash_and_reopen(drive=False)
     assert await says("orphan", "whose session is gone; recovery will park it: flow 'running' is not registered")
     (planned,) = [one for one in await rl.plan() if one.run_id == "orphan"]
     assert planned.stuck

@@ -162,7 +162,8 @@ async def test_a_person_resumes_an_orphan_while_recovery_is_off(world: World):
     work = Work()
     rl = await work.crash(world, recovery={"enabled": False})
     (planned,) = await rl.plan()
-    assert (planned.action, planned.run_id, planned.stuck) == (Action.RESUME, "r", False)
+    assert (planned.action, planned.run_id, planned.stuck) == (Action.LEAVE, "r", True)
+    assert "recovery is off" in planned.reason
     assert await (await rl.get("r")).status() is Status.RUNNING
     await rl.resume("r")
     assert await (await rl.get("r")).result(timeout="60s") == 3

@@ -15,6 +15,7 @@ from relight.cli.terminal import fail
 from relight.config import load_config
 from relight.engine import Relight
 from relight.errors import RelightError
+from relight.store_url import parse_store_url
 
 Database = Annotated[
     str | None,
@@ -37,11 +38,11 @@ def looking(db: str | None, modules: list[str] | None = None) -> Iterator[Blocki
     """The database, open for looking and telling. Anything that Relight refuses ends the command with one line."""
     try:
         store = load_config(db, {}, os.environ).store
-        if store == "memory:":
+        url = parse_store_url(store)
+        if url.kind == "memory":
             fail("memory: holds nothing that another process could look at; name a file with --db")
-        path = Path(store.removeprefix("sqlite:///"))
-        if "://" not in store.removeprefix("sqlite:///") and not path.exists():
-            fail(f"there is no database {path}; name one with --db or RELIGHT_STORE")
+        if url.kind == "sqlite" and not Path(url.place).exists():
+            fail(f"there is no database {url.place}; name one with --db or RELIGHT_STORE")
         with Relight(store, modules=modules or [], drive=False, migrate=False) as rl:
             yield rl
     except RelightError as error:

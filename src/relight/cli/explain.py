@@ -47,6 +47,7 @@ def _as_dict(found: Explanation) -> dict[str, Any]:
         "last_entry": found.last_entry,
         "last_operation": found.last_operation,
         "waits_for": found.waits_for,
+        "unread": found.unread,
         "plan": as_dict(found.plan),
         "events": [{"at": utc_time(line.at), "token": line.token, "text": line.text} for line in found.events],
     }
@@ -69,6 +70,8 @@ def _print(found: Explanation) -> None:
     facts.add_row("last entry", f"{found.last_entry} {escape(found.last_operation)}".strip())
     for wait in found.waits_for:
         facts.add_row("waits for", escape(wait))
+    for message in found.unread:
+        facts.add_row("unread", escape(message))
     facts.add_row("recovery would", escape(f"{found.plan.action.value}: {found.plan.reason}"))
     if found.plan.resumes_at:
         facts.add_row("at", escape(found.plan.resumes_at))

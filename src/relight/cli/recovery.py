@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.markup import escape
@@ -17,16 +17,22 @@ from relight.cli.terminal import AsJson, make_console
 from relight.model.decisions import Action
 from relight.recovery.plan import Planned
 
+T = TypeVar("T")
+
 app = typer.Typer(
     help="What is unfinished, what recovery would do with it and why; resume by hand.", no_args_is_help=True
 )
 
 
+Limit = Annotated[int, typer.Option("--limit", min=1, help="At most so many, the newest.")]
+
+
 @app.command()
-def incomplete(db: Database = None, as_json: AsJson = False) -> None:
-    """List every unfinished root run, newest first."""
+def incomplete(db: Database = None, limit: Limit = 100, as_json: AsJson = False) -> None:
+    """List unfinished root runs, newest first."""
     with looking(db) as rl:
-        rows = rl.incomplete()
+        rows = rl.incomplete(limit + 1)
+    rows = _shortened(rows, limit)
     if as_json:
         print(json.dumps([describe(row) for row in rows], indent=2))
         return
@@ -48,19 +54,22 @@ def plan(
     check: Annotated[
         bool, typer.Option("--check", help="Exit with 1 if any run would not go on: for deployment pipelines.")
     ] = False,
+    limit: Limit = 100,
     as_json: AsJson = False,
 ) -> None:
-    """Say what recovery would do with every unfinished run, and why. Nothing is done.
+    """Say what recovery would do with unfinished runs, and why. Nothing is done.
 
-    Import your flows with --module (or RELIGHT_MODULES): a flow that is not known here would hold its runs.
+    Import your flows with --module (or RELIGHT_MODULES): a flow that is not known here would hold its runs. --check looks at
+    every unfinished run, whatever --limit says, and shows those first that would not go on.
     """
     with looking(db, modules_of(module)) as rl:
-        found = rl.plan()
-    if as_json:
-        print(json.dumps([as_dict(one) for one in found], indent=2))
-    else:
-        _print_plan(found)
+        found = rl.plan(None if check else limit + 1)
     stuck = [one for one in found if one.stuck]
+    shown = _shortened([*stuck, *(one for one in found if not one.stuck)] if check else found, limit)
+    if as_json:
+        print(json.dumps([as_dict(one) for one in shown], indent=2))
+    else:
+        _print_plan(shown)
     if check and stuck:
         print(f"relight: {len(stuck)} of {len(found)} unfinished runs would not go on", file=sys.stderr)
         raise typer.Exit(1)
@@ -68,19 +77,31 @@ def plan(
 
 @app.command()
 def resume(
-    run: Annotated[str, typer.Argument(help="The run's id.")], db: Database = None, as_json: AsJson = False
+    run: Annotated[str, typer.Argument(help="The run's id.")],
+    db: Database = None,
+    module: Modules = None,
+    as_json: AsJson = False,
 ) -> None:
     """Bring a run back by hand: an orphan, a held one, or one that recovery has given up on.
 
-    It is freed for any orchestrator to take up. A run that is alive, or has ended for good, is refused.
+    It is freed for any orchestrator to take up, also for one whose recovery is off. A run that is alive, or has ended for
+    good, is refused. This command drives nothing and needs no --module; with one, a refusal may tell more.
     """
-    with looking(db) as rl:
+    with looking(db, modules_of(module)) as rl:
         rl.resume(run)
         row = rl.get(run).describe()
     if as_json:
         print(json.dumps(describe(row), indent=2))
     else:
-        make_console().print(f"run {escape(run)} is free: an orchestrator takes it up")
+        flow = escape(repr(row.flow))
+        make_console().print(f"run {escape(run)} is free: an orchestrator that knows its flow {flow} takes it up")
+
+
+def _shortened(found: Sequence[T], limit: int) -> Sequence[T]:
+    """As many as were asked for; whether there are more is said beside the output, which may be JSON."""
+    if len(found) > limit:
+        print(f"relight: more than {limit}: raise --limit to see them", file=sys.stderr)
+    return found[:limit]
 
 
 def as_dict(planned: Planned) -> dict[str, Any]:

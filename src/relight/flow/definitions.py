@@ -18,12 +18,13 @@ from relight.flow.registry import REGISTRY
 from relight.flow.retry import Retry
 from relight.flow.scope import CURRENT, Scope, refuse_lost_context
 from relight.flow.signatures import resolve
+from relight.model.text import storable
 
 P = ParamSpec("P")
 R = TypeVar("R")
 OnCrash = Literal["rerun", "fail"]
 
-_NAME = re.compile(r"[^\s/:\[\]@$~][^/:\[\]@$~\x00-\x1f]{0,99}")
+_NAME = re.compile(r"[^\s/:\[\]@$~\x00-\x1f][^/:\[\]@$~\x00-\x1f]{0,99}")
 
 
 class Definition(Generic[P, R]):
@@ -38,9 +39,10 @@ class Definition(Generic[P, R]):
             raise DefinitionError(f"@{self.kind} takes a function, not {type(fn).__name__} {fn!r}")
         self.fn: Callable[P, R] = fn
         self.name = name if name is not None else fn.__name__.strip("<>")
-        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name) or not storable(self.name):
             raise DefinitionError(
-                f"@{self.kind}(name={self.name!r}): a name has 1 to 100 characters, none of / : [ ] @ $ ~, no leading space"
+                f"@{self.kind}(name={self.name!r}): a name has 1 to 100 characters, none of / : [ ] @ $ ~, no leading space, "
+                "no control characters"
             )
         if retry is not None and not isinstance(retry, Retry):
             raise DefinitionError(f"@{self.kind} {self.name!r}: retry takes Retry(attempts=…), not {retry!r}")

@@ -19,6 +19,7 @@ from relight.errors import DefinitionError, OutsideRunError
 from relight.flow import garbage
 from relight.flow.definitions import Flow
 from relight.flow.scope import CURRENT, Scope, StepInfo, current_scope, refuse_foreign_thread
+from relight.model.text import check_name
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -43,8 +44,7 @@ def wait_for(name: str, type: Any = Any, timeout: Duration | None = None, defaul
     Signals of one name are taken in the order they were sent, also those sent before the flow waits. After `timeout` it
     raises TimeoutError, or returns `default` when one is given. `type` decodes the payload.
     """
-    if not isinstance(name, str) or not name:
-        raise DefinitionError(f"wait_for({name!r}): name the signal with a non-empty string")
+    check_name(name, "signal name")
     seconds = None if timeout is None else parse_duration(timeout, f"wait_for({name!r}, timeout=)")
     scope = current_scope("wait_for()")
     if scope is None:

@@ -91,10 +91,8 @@ async def _read_and_begin(run: LiveRun, flow: Flow[..., Any]) -> None:
     try:
         data = await run.load(run.created.input, run.created.input_blob)
         await replaying.load_kept(run)
-    except StoreError as error:
-        run.stuck(Hold.CORRUPT, error)
     except Unwind:
-        pass  # it left memory before its code was called
+        pass  # it left memory before its code was called, or is held for a blob that cannot be read
     else:
         _begin(run, flow, data)
 

@@ -7,7 +7,7 @@ from relight.model.crashes import NO_CRASHES
 from relight.model.decisions import Facts, Policy
 from relight.model.lease import Session
 from relight.model.replay import Ending, TreeState
-from relight.model.run import Run, Status
+from relight.model.run import RESUMED_BY_HAND, Run, Status
 
 ENDINGS = {Ending.OK: Status.COMPLETED, Ending.ERROR: Status.FAILED, Ending.CANCELLED: Status.CANCELLED}
 
@@ -22,10 +22,12 @@ def facts_of(
     session: Session | None = None,
     alive: bool = False,
     resumed: bool = False,
+    ours: bool = True,
 ) -> Facts:
     """What is known of a run, for `decide`. Without its `state` the journal decides nothing yet; `session` is its owner's,
     `alive` tells whether the owner lives, or is not known to be dead (see presence.py);
-    `resumed`: a person has asked for it to go on."""
+    `resumed`: a person has asked for it to go on. `ours`: this process
+    may go on with it, or is asked only what it would do if it were to; not for people, who are told what happens by itself."""
     config = services.config.recovery
     now = services.clock.now()
     crashes = NO_CRASHES if state is None else state.crashes
@@ -51,10 +53,12 @@ def facts_of(
         lived_seconds=max(0.0, _died_at(session, now, config.lease_ttl_seconds) - crashes.at) if crashes.at else 0.0,
         trial_seconds=crashes.trial_seconds,
         changed_steps=changed_steps(services, state) if judged and state is not None else (),
+        by_hand=ours or row.reason == RESUMED_BY_HAND,
         crashed=crashed,
         woken=woken,
         resumed=resumed,
         policy=Policy(
+            enabled=config.enabled,
             auto_resume=config.auto_resume,
             stale_timeout_seconds=config.stale_timeout_seconds,
             max_resume_age_seconds=config.max_resume_age_seconds,

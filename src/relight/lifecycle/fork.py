@@ -10,6 +10,7 @@ from relight.errors import ConflictError, DefinitionError, RunNotFoundError, Run
 from relight.lifecycle.execute import check_run_id
 from relight.lifecycle.start import creation
 from relight.model import journal as j
+from relight.model.blob import check_blob
 from relight.model.replay import TreeState, encode_state, restore
 from relight.ports.store import Exists
 
@@ -35,7 +36,7 @@ async def fork(orchestrator: Orchestrator, run_id: str, from_step: str | None, n
     forked_id = services.entropy.run_id() if new_id is None else check_run_id(new_id)
     data = row.input
     if row.input_blob:
-        data = await services.store.get_blob(row.input_blob) or b"null"
+        data = check_blob(await services.store.get_blob(row.input_blob), row.input_blob, run_id)
     commit, created = creation(services.config.payload.blob_threshold, flow, forked_id, data, services.clock.now())
     created = msgspec.structs.replace(created, forked_from=run_id)
     commit.entries = [j.encode_event(created)]

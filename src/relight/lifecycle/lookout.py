@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from relight.clock import Timer
 from relight.lifecycle.recover import take_up
-from relight.model.run import Hold, News, Run
+from relight.model.run import ENDS_PAUSE, RESUMED_BY_HAND, Hold, News, Run
 from relight.supervisor import Part
 from relight.telemetry import Token, log
 
@@ -170,6 +171,8 @@ class Lookout:
             limit = min(PASS_LIMIT, self._orchestrator.room)
             due = await self._services.store.due(asked_at, limit)
             fresh = [row for row in due if self._orchestrator.may_take(row.id)]
+            if not self._services.config.recovery.enabled:
+                fresh += await self._freed_by_hand(due)
             taken = await take_up(self._orchestrator, fresh, crashed=False)
             if len(due) < limit or not taken:
                 # What is being taken up just now may hide what is due behind it: look again once it is here.
@@ -183,6 +186,16 @@ class Lookout:
             # What was due when we asked was not for us (others took it, or its lease is not free yet): no hurry then. What
             # has fallen due since, nobody has looked at.
             self.wake_at(upcoming if upcoming > asked_at else self._services.clock.now() + NOT_OURS_SECONDS)
+
+    async def _freed_by_hand(self, due: Sequence[Run]) -> list[Run]:
+        """While recovery is off: those that somebody has resumed, or asked to end, wherever that was. They are ours then."""
+        others = [row for row in due if not self._orchestrator.may_take(row.id) and not self._orchestrator.has(row.id)]
+        told = await self._services.store.inbox([row.id for row in others]) if others else []
+        ended = {message.run_id for message in told if message.kind in ENDS_PAUSE}
+        freed = [row for row in others if row.reason == RESUMED_BY_HAND or row.id in ended]
+        for row in freed:
+            self._orchestrator.claim_as_own(row.id)
+        return freed
 
     async def _take_held(self) -> None:
         """Take up runs that were held for want of their flow by a process that did not know it; this one does."""

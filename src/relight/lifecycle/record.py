@@ -25,6 +25,7 @@ import logging
 from collections.abc import Callable
 
 from relight.errors import RelightError, StoreUnavailableError
+from relight.lifecycle import batch_bytes
 from relight.lifecycle.floor import Floor
 from relight.lifecycle.writer import Writer
 from relight.model.run import Hold, RunChange, Status
@@ -119,21 +120,24 @@ class Recorder:
     def share(self, lane: _Lane) -> tuple[list[Writer], list[Creation]]:
         """What this lane commits next: all there is, or its share of it while other lanes are about to look as well."""
         looking = 1 + sum(1 for other in self._lanes if other is not lane and other.looking)
-        return self._take_writers(_share(len(self.queue), looking)), self._take_creations(looking)
+        writers, left = self._take_writers(_share(len(self.queue), looking), batch_bytes.MAX_BATCH_BYTES)
+        return writers, self._take_creations(_share(len(self._creations), looking), max(left, 1))
 
-    def _take_writers(self, count: int) -> list[Writer]:
-        """A run's drafts are committed one after the other: one whose last is under way in another lane stays queued."""
+    def _take_writers(self, count: int, size: int) -> tuple[list[Writer], int]:
+        """At most so many, of so many bytes, and the bytes left. A run whose last draft is under way elsewhere stays queued."""
         queue = self.queue
         if len(self._lanes) == 1 or not any(writer.under_way for writer in queue):
+            count, size = batch_bytes.fitting([writer.size for writer in queue[:count]], size)
             taken, self.queue = queue[:count], queue[count:]
-            return taken
+            return taken, size
         ready = [writer for writer in queue if not writer.under_way][:count]
-        chosen = set(ready)
+        count, size = batch_bytes.fitting([writer.size for writer in ready], size)
+        chosen = set(ready[:count])
         self.queue = [writer for writer in queue if writer not in chosen]
-        return ready
+        return ready[:count], size
 
-    def _take_creations(self, looking: int) -> list[Creation]:
-        count = _share(len(self._creations), looking)
+    def _take_creations(self, count: int, size: int) -> list[Creation]:
+        count, _ = batch_bytes.fitting([commit.size for commit, _ in self._creations[:count]], size)
         taken, self._creations = self._creations[:count], self._creations[count:]
         return taken
 
@@ -321,6 +325,7 @@ class _Lane:
         try:
             async with limit:
                 self._limit = limit
+                await batch_bytes.put_large_blobs(recorder.store, commits)
                 return await recorder.store.commit(commits)
         except TimeoutError:
             if not limit.expired():

@@ -10,10 +10,10 @@ import msgspec
 
 from relight.clock import SYSTEM_CLOCK
 from relight.errors import (
+    CorruptionError,
     OutsideRunError,
     PayloadError,
     RelightError,
-    StoreError,
     StoreUnavailableError,
     Unwind,
     VersionMismatchError,
@@ -23,7 +23,7 @@ from relight.lifecycle.operation import Operation
 from relight.lifecycle.replayer import Replay
 from relight.lifecycle.services import Services
 from relight.lifecycle.writer import Told, Writer
-from relight.model.blob import blob_digest
+from relight.model.blob import blob_digest, check_blob
 from relight.model.journal import NULL, Event
 from relight.model.replay import Outcome
 from relight.model.run import Hold, LogLine, Run, RunChange, Status
@@ -159,13 +159,17 @@ class RunRecord:
         return NULL, digest
 
     async def load(self, output: msgspec.Raw, blob: str) -> bytes:
-        """The bytes of a recorded payload."""
+        """The bytes of a recorded payload. One that is missing or damaged is no outcome of the flow: the run is held, and this
+        raises Unwind."""
         if not blob:
             return bytes(output)
-        data = await self.read(lambda store: store.get_blob(blob))
-        if data is None:
-            raise StoreError(f"run {self.id!r}: blob {blob} is missing from the store")
-        return data
+        try:
+            return check_blob(await self.read(lambda store: store.get_blob(blob)), blob, self.id)
+        except CorruptionError as error:
+            log(logging.ERROR, Token.JOURNAL_CORRUPT, f"run {self.id}: {error}")
+            why = f"{error} and resume() the run, or cancel() it"
+            self.stuck(Hold.CORRUPT, CorruptionError(why, root_id=self.id, sequence=0))
+            raise Unwind(why) from None
 
     def open(self, codec: ValueCodec, outcome: Outcome) -> Any:
         """A recorded result as today's code wants it. One that today's annotation cannot read holds the run."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from relight.clock import Timer
-from relight.errors import PayloadError
+from relight.errors import PayloadError, Unwind
 from relight.flow.operations import MISSING
 from relight.flow.payloads import ValueCodec
 from relight.flow.scope import Scope, here
@@ -255,7 +255,13 @@ class Signal(Receive):
             self._received(message, message.payload)
 
     async def _fetch(self, message: Message) -> None:
-        self._received(message, await self.run.load(NULL, message.payload_blob))
+        try:
+            data = await self.run.load(NULL, message.payload_blob)
+        except (
+            Unwind
+        ):  # the run leaves memory, or is held for a blob that cannot be read: the message stays in its inbox
+            return
+        self._received(message, data)
 
     def _received(self, message: Message, data: bytes) -> None:
         run = self.run

@@ -116,6 +116,11 @@ class Writer:
         return self._draft is None and not self.under_way
 
     @property
+    def size(self) -> int:
+        """About how many bytes the next commit carries."""
+        return 0 if self._draft is None else self._draft.size
+
+    @property
     def draft(self) -> Commit:
         """The commit that is being gathered; touching it queues it."""
         draft = self._draft

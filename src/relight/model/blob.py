@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import hashlib
 
+from relight.errors import CorruptionError
+
 
 def blob_digest(data: bytes) -> str:
     """The address of this content."""
     return hashlib.sha256(data).hexdigest()
+
+
+def check_blob(data: bytes | None, digest: str, root_id: str) -> bytes:
+    """What the store has under this address, if it is what was put there. Raises CorruptionError."""
+    if data is not None and blob_digest(data) == digest:
+        return data
+    what = "is missing from the store" if data is None else "does not match its digest: the store was damaged"
+    raise CorruptionError(
+        f"blob {digest} of run {root_id!r} {what}; restore it from a backup", root_id=root_id, sequence=0
+    )

@@ -43,6 +43,7 @@ class Action(enum.StrEnum):
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """What the configuration says about recovery. Zero seconds: no such limit."""
 
+    enabled: bool = True
     auto_resume: bool = True
     stale_timeout_seconds: float = 0.0
     max_resume_age_seconds: float = 0.0
@@ -81,6 +82,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     suspects: int = 1  # how many come together with this one, itself included,
     turn: int = 0  # and its place among them
     # who asks
+    by_hand: bool = False  # somebody has freed it, or this process may go on with it: also while recovery is off
     crashed: bool = False  # its owner died while it was in memory; False for a parked run that is due
     woken: bool = False  # it was told something, or what held it is gone
     resumed: bool = False  # a person has asked for it to go on
@@ -122,7 +124,9 @@ def decide(facts: Facts) -> Decision:
     if is_suspect(facts):
         return _try(facts)
     if facts.crashed:
-        return Decision(Action.RESUME, "its owner died; it goes on from the first step without a result")
+        return Decision(
+            Action.RESUME, "its owner died; it keeps the results of its finished steps and goes on after them"
+        )
     return Decision(Action.RESUME, "it is due")
 
 
@@ -156,22 +160,20 @@ def _left_alone(facts: Facts) -> Decision | None:
         return Decision(Action.LEAVE, f"it is {facts.status}")
     if facts.owner is not None and facts.owner_alive:
         return Decision(Action.LEAVE, f"it is active: {facts.owner} holds it and is alive")
+    # With an owner, that one died when it was about to go on.
+    paused = facts.status is Status.PAUSED and facts.owner is None
+    if not facts.policy.enabled and not facts.by_hand and not paused:
+        return Decision(
+            Action.LEAVE,
+            "recovery is off (recovery.enabled): only the process that has started it goes on with it; "
+            "`relight recovery resume` frees it for any other",
+        )
     if facts.woken:
         return None
-    if facts.status is Status.PAUSED and facts.owner is None:  # else its owner died when it was about to go on
+    if paused:
         return Decision(Action.LEAVE, f"it is paused: {facts.reason}")
     if facts.owner is None:
-        if facts.wake_at is None:
-            return Decision(Action.LEAVE, "it waits for a message or for another run, which wakes it")
-        if facts.wake_at > facts.now and facts.status is Status.PENDING and is_suspect(facts):
-            return Decision(
-                Action.LEAVE,
-                f"{_died(facts)}: suspected, tried alone next; other suspects are tried before it",
-                facts.wake_at,
-            )
-        if facts.wake_at > facts.now:
-            return Decision(Action.LEAVE, "it waits for a time that has not come", facts.wake_at)
-        return None
+        return _waits(facts)
     stale_at = (facts.started_at if facts.last_heartbeat is None else facts.last_heartbeat) + (
         facts.policy.stale_timeout_seconds
     )
@@ -182,6 +184,18 @@ def _left_alone(facts: Facts) -> Decision | None:
             stale_at,
         )
     return None
+
+
+def _waits(facts: Facts) -> Decision | None:
+    """Of a run that nobody holds: whether it is not due yet."""
+    if facts.wake_at is None:
+        return Decision(Action.LEAVE, "it waits for a message or for another run, which wakes it")
+    if facts.wake_at <= facts.now:
+        return None
+    if facts.status is Status.PENDING and is_suspect(facts):
+        why = f"{_died(facts)}: suspected, tried alone next; other suspects are tried before it"
+        return Decision(Action.LEAVE, why, facts.wake_at)
+    return Decision(Action.LEAVE, "it waits for a time that has not come", facts.wake_at)
 
 
 def _given_up(facts: Facts) -> Decision | None:

@@ -147,6 +147,7 @@ class LogLine(msgspec.Struct, kw_only=True):
 
 
 SERVER_LOG = "_server"
+RESUMED_BY_HAND = "resumed by hand"  # the reason of a pending run that a person has freed
 
 
 class News(enum.Flag):

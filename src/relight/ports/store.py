@@ -26,6 +26,10 @@ A fenced or refused commit never fails the others in its batch. If the transacti
 StoreUnavailableError and the caller knows nothing about the outcome; committing the same batch again resolves it, because
 of the comparison with `after`.
 
+Ids, flow names and the names and dedups of messages have neither NUL nor half of a surrogate pair: a row or message with one
+is refused (PayloadError), and so is a listing that asks for one; nothing is found under such an id (`model.text`). In texts for
+people, reasons and log lines, the character is replaced.
+
 Payloads, entries and checkpoints are bytes the store returns as they were given; it keeps a checksum beside entries and
 checkpoints and raises CorruptionError with root and sequence when one does not match.
 """
@@ -74,6 +78,22 @@ class Commit(msgspec.Struct, kw_only=True, gc=False):
     reopen: bool = False  # the root may be one that recovery gave up on (cancelled, hold=recovery): this brings it back
     consumed: Sequence[int] = ()  # ids of this root's messages that the entries have taken in
 
+    @property
+    def size(self) -> int:
+        """About how many bytes of payload it carries: what a server's limit on a message is about."""
+        size = sum(map(len, self.entries)) + len(self.state or b"")
+        if self.blobs:
+            size += sum(map(len, self.blobs.values()))
+        if self.create is not None:
+            size += len(self.create.input)
+        for run in self.runs:
+            size += len(run.input)
+        for change in self.changes:
+            size += len(change.output or b"") + len(change.error or b"")
+        for item in self.items:
+            size += len(item.output)
+        return size
+
 
 class Committed(msgspec.Struct, frozen=True, gc=False):
     """The commit is durable; the journal now ends at `sequence`."""
@@ -107,7 +127,7 @@ class MetadataStore(Protocol):
         ...
 
     async def list_runs(self, where: RunFilter) -> Page:
-        """Newest first (created_at, then id), stable while new runs arrive."""
+        """Newest first (created_at, then id), stable while new runs arrive. Raises as `model.text.check_filter` does."""
         ...
 
     async def claim(self, epochs: dict[str, int], owner: str) -> dict[str, int]:
@@ -198,11 +218,14 @@ class MetadataStore(Protocol):
 
     async def append_log(self, lines: Sequence[LogLine]) -> None:
         """Add lines to the logs of runs, whoever owns these: what somebody saw happen to a run. Lines for unknown runs are
-        dropped."""
+        dropped. One that is among the log's last 1,000 already (same time, token and text) is not added again, here and in
+        a commit: whoever was not answered may give it once more."""
         ...
 
-    async def read_log(self, run_id: str, stream: str, after: int, limit: int) -> list[LogLine]:
-        """Lines of one run's log with a greater id, oldest first."""
+    async def read_log(
+        self, run_id: str, stream: str, after: int, limit: int, *, newest: bool = False
+    ) -> list[LogLine]:
+        """Lines of one run's log with a greater id, oldest first. Of more than `limit` the oldest, or the `newest`."""
         ...
 
     async def item_results(self, run_id: str, key: str | None = None) -> list[ItemResult]:

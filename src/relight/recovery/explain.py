@@ -10,7 +10,7 @@ from relight.lifecycle.services import Services
 from relight.model.decisions import Action
 from relight.model.journal import ErrorRecord
 from relight.model.replay import Open, TreeState
-from relight.model.run import SERVER_LOG, Hold, LogLine, Status
+from relight.model.run import RESUMED_BY_HAND, SERVER_LOG, Hold, LogLine, Message, Status
 from relight.recovery.plan import Known, Planned, in_flight, know_one, planned
 
 LOG_LINES = 1000
@@ -33,15 +33,16 @@ class Explanation(msgspec.Struct, kw_only=True):
     last_entry: int
     last_operation: str
     waits_for: list[str]
+    unread: list[str]  # messages in its inbox that it has not taken in, oldest first
     plan: Planned
-    events: list[LogLine]  # what happened to it, oldest first: every recovery among them
+    events: list[LogLine]  # what happened to it, oldest first, every recovery among them: the last 1,000 lines
 
 
 async def explain(services: Services, run_id: str) -> Explanation:
     """Raises RunNotFoundError. A child run is explained by its root: they live and move together."""
     known = await know_one(services, run_id)
     row, session, state = known.row, known.session, known.state
-    events = await services.store.read_log(row.id, SERVER_LOG, 0, LOG_LINES)
+    events = await services.store.read_log(row.id, SERVER_LOG, 0, LOG_LINES, newest=True)
     ended = [key for key in state.outcomes if key] if state is not None else []
     return Explanation(
         run_id=row.id,
@@ -58,6 +59,7 @@ async def explain(services: Services, run_id: str) -> Explanation:
         last_entry=0 if state is None else state.sequence,
         last_operation=ended[-1] if ended else "",
         waits_for=[] if state is None else waits(state),
+        unread=[_told(message) for message in known.unread],
         plan=planned(services, known),
         events=events,
     )
@@ -75,7 +77,21 @@ def sentence(known: Known, now: float) -> str:
         Status.FAILED: _failed,
         Status.CANCELLED: _cancelled,
     }[row.status]
-    return f"Run {row.id} {tell(known, now)}."
+    return f"Run {row.id} {tell(known, now)}{_unread(known)}."
+
+
+def _unread(known: Known) -> str:
+    """What it was told and has not taken in. A run that is driven takes it in in its own time."""
+    told = [_told(message) for message in known.unread]
+    if not told or known.row.status.terminal:
+        return ""
+    some = ", ".join(told[:3]) + (f" and {len(told) - 3} more" if len(told) > 3 else "")
+    return f"; unread in its inbox: {some}"
+
+
+def _told(message: Message) -> str:
+    named = f" {message.name!r}" if message.name else ""
+    return f"{message.kind.value}{named} of {_time(message.at)}"
 
 
 def _pending(known: Known, now: float) -> str:
@@ -85,8 +101,11 @@ def _pending(known: Known, now: float) -> str:
     if row.wake_at is not None and row.wake_at > now and known.decision.action is Action.LEAVE:
         return f"waits until {_time(row.wake_at)} at the latest: {known.decision.reason}"
     since = "" if row.wake_at is None else f", for {_ago(now - row.wake_at)} now,"
-    why = {"released": "was released by its last orchestrator", "resumed by hand": "was resumed by hand"}
-    return f"{why.get(row.reason, 'was accepted')} and waits{since} for an orchestrator with room to take it up"
+    why = {"released": "was released by its last orchestrator", RESUMED_BY_HAND: "was resumed by hand"}
+    begun = f"{why.get(row.reason, 'was accepted')} and waits{since} for "
+    if known.decision.action is Action.LEAVE:  # recovery is off
+        return f"{begun}somebody to take it up: {known.decision.reason}"
+    return f"{begun}an orchestrator with room, and with its flow {row.flow!r}, to take it up"
 
 
 def _running(known: Known, now: float) -> str:

@@ -10,14 +10,14 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from relight.errors import RunNotFoundError
+from relight.errors import ConfigError, RunNotFoundError
 from relight.lifecycle.facts import changed_steps, facts_of
 from relight.lifecycle.presence import presence_of
 from relight.lifecycle.services import Services
 from relight.model.decisions import Action, Decision, decide
 from relight.model.lease import Session
 from relight.model.replay import TreeState, restore
-from relight.model.run import UNFINISHED, Hold, Run, RunFilter, Status
+from relight.model.run import ENDS_PAUSE, UNFINISHED, Hold, Message, Run, RunFilter, Status
 
 PAGE = 100  # runs whose journals are read together
 
@@ -56,25 +56,30 @@ class Known(msgspec.Struct):
     trouble: str  # and why
     decision: Decision
     verdict: Decision  # as if its owner were gone, or its time had come
+    unread: list[Message]  # what it was told and has not taken in
 
 
-async def incomplete(services: Services) -> AsyncIterator[Run]:
-    """Every unfinished root run, newest first."""
+async def incomplete(services: Services, limit: int | None = None) -> AsyncIterator[Run]:
+    """Every unfinished root run, newest first; at most `limit` of them."""
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise ConfigError(f"limit={limit!r}: give a whole number, 1 or more, or None for all")
     cursor: str | None = None
-    while True:
-        where = RunFilter(status=UNFINISHED, roots_only=True, limit=PAGE, cursor=cursor)
+    left = float("inf") if limit is None else limit
+    while left > 0:
+        where = RunFilter(status=UNFINISHED, roots_only=True, limit=int(min(PAGE, left)), cursor=cursor)
         page = await services.store.list_runs(where)
         for row in page.runs:
             yield row
+        left -= len(page.runs)
         cursor = page.next_cursor
         if cursor is None:
             return
 
 
-async def plan(services: Services) -> AsyncIterator[Planned]:
-    """Every unfinished root run with its decision, newest first."""
+async def plan(services: Services, limit: int | None = None) -> AsyncIterator[Planned]:
+    """Every unfinished root run with its decision, newest first; at most `limit` of them."""
     rows: list[Run] = []
-    async for row in incomplete(services):
+    async for row in incomplete(services, limit):
         rows.append(row)
         if len(rows) == PAGE:
             for known in await know(services, rows):
@@ -103,6 +108,9 @@ async def know(services: Services, rows: list[Run]) -> list[Known]:
         return []
     presence = await presence_of(services)
     journals = await services.store.read([row.id for row in rows])
+    unread: dict[str, list[Message]] = {row.id: [] for row in rows}
+    for message in await services.store.inbox(list(unread)):
+        unread[message.run_id].append(message)
     found = []
     for row, journal in zip(rows, journals, strict=True):
         session = presence.session(row.owner)
@@ -114,11 +122,14 @@ async def know(services: Services, rows: list[Run]) -> list[Known]:
         except Exception as error:  # noqa: BLE001 - the plan tells what recovery would find, and goes on
             trouble = str(error)
         alive = row.owner is not None and (row.owner == services.owner or presence.is_alive(row.owner))
-        facts = facts_of(services, row, crashed=row.owner is not None, state=state, session=session, alive=alive)
+        told = any(message.kind in ENDS_PAUSE for message in unread[row.id])
+        facts = facts_of(
+            services, row, crashed=row.owner is not None, state=state, session=session, alive=alive, ours=told
+        )
         verdict = decide(msgspec.structs.replace(facts, owner_alive=False, woken=True))
         if row.status is Status.PAUSED and row.hold is not Hold.USER:
             verdict = decide(facts)  # held: it stays so
-        found.append(Known(row, session, alive, state, trouble, decide(facts), verdict))
+        found.append(Known(row, session, alive, state, trouble, decide(facts), verdict, unread[row.id]))
     return found
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 from relight.errors import ConflictError, RunStateError
 from relight.lifecycle.facts import open_children
 from relight.lifecycle.orchestrator import Orchestrator
+from relight.lifecycle.services import Services
 from relight.model import journal as j
-from relight.model.run import Hold, LogLine, Message, MessageKind, Run, RunChange, Status
+from relight.model.run import RESUMED_BY_HAND, Hold, LogLine, Message, MessageKind, Run, RunChange, Status
 from relight.ports.store import Commit, Committed
+from relight.recovery.explain import sentence
 from relight.recovery.plan import Known, know_one
 from relight.telemetry import Token
 
@@ -26,21 +28,21 @@ async def resume(orchestrator: Orchestrator, run_id: str) -> None:
         orchestrator.claim_as_own(row.id)
         await orchestrator.told(message)
         return
-    _refuse(known)
+    _refuse(known, orchestrator.services)
     await _free(orchestrator, known)
     orchestrator.claim_as_own(row.id)
 
 
-def _refuse(known: Known) -> None:
-    """Whether there is something to bring back."""
+def _refuse(known: Known, services: Services) -> None:
+    """Whether there is something to bring back. While recovery is off, what nobody holds does not go on by itself either."""
     row = known.row
     if row.status is Status.CANCELLED and row.hold is Hold.RECOVERY:
         return
     if row.status.terminal:
         why = "it was cancelled by request, not by recovery" if row.status is Status.CANCELLED else "it has ended"
         raise RunStateError(f"run {row.id!r} is {row.status}: {why}, so there is nothing to resume; fork() starts anew")
-    if row.owner is None:
-        raise RunStateError(f"run {row.id!r} is {row.status} and goes on by itself: {known.decision.reason}")
+    if row.owner is None and (services.config.recovery.enabled or row.reason == RESUMED_BY_HAND):
+        raise RunStateError(f"nothing is to be resumed: {sentence(known, services.clock.now())}")
     if known.alive:
         raise RunStateError(f"run {row.id!r} is alive: {row.owner} drives it; nothing is to be resumed while it does")
 
@@ -70,7 +72,7 @@ async def _free(orchestrator: Orchestrator, known: Known) -> None:
 
 
 def _freed(row: Run, now: float) -> RunChange:
-    return RunChange(run_id=row.id, status=Status.PENDING, wake_at=now, reason="resumed by hand")
+    return RunChange(run_id=row.id, status=Status.PENDING, wake_at=now, reason=RESUMED_BY_HAND)
 
 
 def _children(known: Known) -> list[RunChange]:

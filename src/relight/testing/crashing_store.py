@@ -264,8 +264,10 @@ class CrashingStore:
     async def append_log(self, lines: Sequence[LogLine]) -> None:
         await self._do("append_log", self._inner.append_log(lines))
 
-    async def read_log(self, run_id: str, stream: str, after: int, limit: int) -> list[LogLine]:
-        return await self._do("read_log", self._inner.read_log(run_id, stream, after, limit))
+    async def read_log(
+        self, run_id: str, stream: str, after: int, limit: int, *, newest: bool = False
+    ) -> list[LogLine]:
+        return await self._do("read_log", self._inner.read_log(run_id, stream, after, limit, newest=newest))
 
     async def item_results(self, run_id: str, key: str | None = None) -> list[ItemResult]:
         return await self._do("item_results", self._inner.item_results(run_id, key))

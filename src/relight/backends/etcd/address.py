@@ -104,7 +104,7 @@ def _endpoints(hosts: Sequence[str]) -> Iterator[str]:
         if ":" in host.rpartition("]")[2]:  # the colons of an IPv6 address stand in brackets
             name, _, port = host.rpartition(":")
         if not name or any(map(str.isspace, host)) or (port and not (port.isdecimal() and 0 < int(port) <= MAX_PORT)):
-            raise ConfigError(f"leases: {host!r} is no etcd host and port; a URL looks like {_FORM}")
+            raise ConfigError(f"leases: {name!r} is no etcd host with a port; a URL looks like {_FORM}")
         yield f"{name}:{port or DEFAULT_PORT}"
 
 
@@ -117,9 +117,11 @@ def _prefix(path: str) -> str:
 def _tls(query: str) -> Tls | None:
     options = dict(parse_qsl(query, keep_blank_values=True))
     wanted = options.pop("tls", "true" if options else "false")
-    unknown = options.keys() - {"ca", "cert", "key"}
+    unknown = sorted(options.keys() - {"ca", "cert", "key"})  # their values are not shown: one may be a password
     if unknown or wanted not in {"true", "false"}:
-        raise ConfigError(f"leases: the etcd URL takes tls=true|false, ca, cert and key, not {query!r}")
+        raise ConfigError(
+            f"leases: the etcd URL takes tls=true|false, ca, cert and key, not {', '.join(unknown) or 'that'}"
+        )
     if wanted == "false":
         if options:
             raise ConfigError("leases: the etcd URL names TLS files, yet says tls=false")

@@ -30,6 +30,7 @@ from relight.model.run import (
     RunChange,
     Status,
 )
+from relight.model.text import SAME_LINES, check_message, check_rows, prose
 from relight.ports.store import Commit, CommitResult, Committed, Exists, Fenced
 
 _RUNNING = Status.RUNNING  # looking up a member, or its hash, is Python code
@@ -123,6 +124,8 @@ class Data:
     def commit(self, commit: Commit, created: set[str]) -> CommitResult:
         """`created` are the ids that this batch has taken."""
         run = self.runs.get(commit.root_id)
+        if commit.create is not None or commit.runs or commit.messages:
+            check_rows(commit.create, commit.runs, commit.messages)
         if commit.create is not None:
             if run is None:
                 created.add(commit.root_id)
@@ -167,6 +170,7 @@ class Data:
     def _insert(self, run: Run) -> Tree:
         tree = Tree(run.id)
         run = self.runs[run.id] = copy(run)
+        run.reason = prose(run.reason)
         if run.is_root:
             self.trees[run.id] = tree
             if run.status not in TERMINAL:
@@ -213,6 +217,7 @@ class Data:
             return
         for field in _CHANGED:
             setattr(run, field, getattr(change, field))
+        run.reason = prose(run.reason)
         run.updated_at = self.clock.now()
         if change.heard is not None and self._wakes(run, change.heard):
             run.status = Status.PENDING if run.status is Status.PAUSED else run.status
@@ -268,12 +273,16 @@ class Data:
 
     def log(self, line: LogLine) -> None:
         if line.run_id in self.runs:
-            self._last_line += 1
             lines = self.logs.setdefault((line.run_id, line.stream), [])
-            lines.append(msgspec.structs.replace(line, id=self._last_line))
+            text = prose(line.text)
+            if any((there.at, there.token, there.text) == (line.at, line.token, text) for there in lines[-SAME_LINES:]):
+                return  # a commit may be given again
+            self._last_line += 1
+            lines.append(msgspec.structs.replace(line, text=text, id=self._last_line))
 
     def tell(self, message: Message) -> int | None:
         """The message's id, or None when nobody is there to read it."""
+        check_message(message)
         if message.run_id not in self.unfinished:
             return None
         tree = self.trees[message.run_id]

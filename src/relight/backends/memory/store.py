@@ -29,6 +29,7 @@ from relight.model.run import (
     cursor_from,
     parse_cursor,
 )
+from relight.model.text import check_filter
 from relight.ports.store import Commit, CommitResult
 from relight.supervisor import Supervisor
 
@@ -69,7 +70,7 @@ class MemoryStore:
         return [copy(self.runs[run_id]) for run_id in run_ids if run_id in self.runs]
 
     async def list_runs(self, where: RunFilter) -> Page:
-        before = parse_cursor(where.cursor)
+        before = parse_cursor(check_filter(where).cursor)
         found = [run for run in self.runs.values() if _matches(run, where) and _age(run) < before]
         found.sort(key=_age, reverse=True)
         page = [copy(run) for run in found[: where.limit]]
@@ -187,9 +188,11 @@ class MemoryStore:
             for line in lines:
                 self.data.log(line)
 
-    async def read_log(self, run_id: str, stream: str, after: int, limit: int) -> list[LogLine]:
+    async def read_log(
+        self, run_id: str, stream: str, after: int, limit: int, *, newest: bool = False
+    ) -> list[LogLine]:
         found = [line for line in self.data.logs.get((run_id, stream), []) if line.id > after]
-        return [copy(line) for line in found[:limit]]
+        return [copy(line) for line in (found[max(0, len(found) - limit) :] if newest else found[:limit])]
 
     async def item_results(self, run_id: str, key: str | None = None) -> list[ItemResult]:
         items = self.data.items.items()

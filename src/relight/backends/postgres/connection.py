@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
 
 import asyncpg
 import msgspec
 
 from relight.errors import ConfigError, StoreUnavailableError
+from relight.store_url import printable_url
 
 if TYPE_CHECKING:
     Connection = asyncpg.Connection[asyncpg.Record]
@@ -47,6 +48,12 @@ SETTINGS = {
 # An operator may have turned this off for the database; accepted means durable. Stronger settings stay.
 DURABLE = "SELECT set_config('synchronous_commit', 'on', {local}) WHERE current_setting('synchronous_commit') = 'off'"
 
+_FORM = (
+    "a url looks like postgresql://user:password@host:5432/database; in a user's name or password write / as %2F, ? as %3F, "
+    "# as %23, @ as %40 and : as %3A"
+)
+MAX_PORT = 65_535
+
 # Classes of SQLSTATE that pass by themselves or by an operator's hand: connections, resources, operator intervention.
 _PASSING_CLASSES = ("08", "53", "57")
 READ_ONLY = "25006"
@@ -62,6 +69,9 @@ class Server(msgspec.Struct, frozen=True):
 
     address: str
     dsn: str  # for asyncpg
+
+    def __repr__(self) -> str:  # without the password
+        return self.address
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -80,12 +90,17 @@ class Target(msgspec.Struct, frozen=True):
 
 
 def parse(url: str) -> Target:
-    """`?pgbouncer=true` is ours; everything else is asyncpg's, and unknown options are the session's settings."""
-    parts = urlsplit(url)
+    """`?pgbouncer=true` is ours; everything else is asyncpg's, and unknown options are the session's settings. No message of what
+    is refused here shows anything that might be a password."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # its message may show the password
+        raise ConfigError(f"store: {_FORM}") from None
     if parts.scheme not in ("postgresql", "postgres"):
         raise ConfigError(
             f"store: {parts.scheme!r} is not postgresql: a url looks like postgresql://user@host:5432/database"
         )
+    _refuse_unescaped(parts)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     flag = options.pop("pgbouncer", "false").lower()
     if flag not in ("true", "false"):
@@ -103,11 +118,25 @@ def parse(url: str) -> Target:
             Server(address, urlunsplit(parts._replace(netloc=f"{user}{at}{address}", query=query)))
             for address in addresses
         ),
-        name=f"{parts.scheme}://{hosts}{parts.path}",
+        name=printable_url(f"{parts.scheme}://{hosts}{parts.path}"),
         pgbouncer=flag == "true",
         settings={} if flag == "true" else settings,
         attributes=attributes,
     )
+
+
+def _refuse_unescaped(parts: SplitResult) -> None:
+    """A password with a /, ? or # in it ends the host for whoever reads the url: what follows would be shown as its path."""
+    addresses = parts.netloc.rpartition("@")[2].split(",")
+    good = "@" not in parts.path and not parts.fragment and all(map(_is_address, addresses))
+    if not good or any("=" not in option for option in parts.query.split("&") if option):
+        raise ConfigError(f"store: {_FORM}")
+
+
+def _is_address(address: str) -> bool:
+    """Host and port; the colons of an IPv6 address stand in brackets."""
+    _, colon, port = address.rpartition("]")[2].partition(":")
+    return not colon or (port.isdecimal() and 0 < int(port) <= MAX_PORT)
 
 
 async def connect(target: Target, command_seconds: float = COMMAND_SECONDS) -> Connection:

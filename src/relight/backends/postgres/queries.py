@@ -6,17 +6,18 @@ import re
 from functools import cache
 from importlib.resources import files
 
-SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,30}")
+SCHEMA_NAME = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,30}")  # names that begin with pg_ are PostgreSQL's own
 
 _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
-_SCHEMA = re.compile(r"\brelight\.")
+_SCHEMA = re.compile(r"(pg_notify\(')?\brelight\.")
 _MIGRATION = re.compile(r"^(\d{4})_\w+\.sql$")
 
 
 def _in_schema(text: str, schema: str) -> str:
-    """The files are written for the schema `relight`; a name that passes SCHEMA_NAME needs no quotes."""
+    """The files are written for the schema `relight`. In quotes, since a name may be a word of SQL's (user, order). The names of
+    the channels are texts, and have none."""
     assert SCHEMA_NAME.fullmatch(schema), schema
-    return _SCHEMA.sub(f"{schema}.", text)
+    return _SCHEMA.sub(lambda found: f"{found[1]}{schema}." if found[1] else f'"{schema}".', text)
 
 
 @cache

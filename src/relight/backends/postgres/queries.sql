@@ -146,6 +146,12 @@ SELECT l.id, l.stream, l.token, l.at, l.text
 FROM relight.runs AS r JOIN relight.log AS l ON l.run = r.key AND l.stream = $2 AND l.id > $3
 WHERE r.id = $1 ORDER BY l.id LIMIT $4;
 
+-- name: read_newest_log
+-- The newest first.
+SELECT l.id, l.stream, l.token, l.at, l.text
+FROM relight.runs AS r JOIN relight.log AS l ON l.run = r.key AND l.stream = $2 AND l.id > $3
+WHERE r.id = $1 ORDER BY l.id DESC LIMIT $4;
+
 -- name: items
 SELECT run_id, key, index, digest, output, output_blob FROM relight.items
 WHERE run_id = $1 AND ($2::text IS NULL OR key = $2) ORDER BY key, index;

@@ -7,17 +7,11 @@ from collections.abc import Sequence
 import asyncpg
 
 from relight.backends.postgres.pool import Pool
-from relight.backends.postgres.rows import (
-    Row,
-    checked_checkpoint,
-    checked_entries,
-    cursor_from,
-    parse_cursor,
-    run_from,
-)
+from relight.backends.postgres.rows import Row, checked_checkpoint, checked_entries, run_from
 from relight.errors import CorruptionError
 from relight.model.journal import Journal
-from relight.model.run import Page, RunFilter, Status
+from relight.model.run import Page, RunFilter, Status, cursor_from, parse_cursor
+from relight.model.text import check_filter
 
 # Journals read by one statement. More would save little; this many, of a thousand entries each, still fit in memory.
 ROOTS_PER_QUERY = 64
@@ -28,6 +22,7 @@ _DAMAGE = ("XX001", "XX002")
 
 async def list_runs(pool: Pool, sql: dict[str, str], where: RunFilter) -> Page:
     """One more row than wanted tells whether there is a next page."""
+    check_filter(where)
     since = float("-inf") if where.since is None else where.since
     page = (*parse_cursor(where.cursor), since, where.roots_only, where.limit + 1)
     statuses = list(dict.fromkeys(where.status or Status))

@@ -8,10 +8,11 @@ from zlib import crc32
 
 import msgspec
 
-from relight.errors import CorruptionError, StoreError
+from relight.errors import CorruptionError
 from relight.model.journal import Checkpoint, Entry
 from relight.model.lease import Process, Session
 from relight.model.run import TERMINAL, Hold, ItemResult, LogLine, Message, MessageKind, Run, RunChange, Status
+from relight.model.text import check_message, check_run, prose
 
 Row = Sequence[Any]
 
@@ -21,11 +22,6 @@ def ended(status: Status, hold: Hold | None) -> int:
     if status not in TERMINAL:
         return 0
     return 1 if status is Status.CANCELLED and hold is Hold.RECOVERY else 2
-
-
-def prose(text: str) -> str:
-    """Text for people, as PostgreSQL takes it: it has no NUL, and one in a message must not fail a whole batch."""
-    return text.replace("\0", "\N{REPLACEMENT CHARACTER}") if "\0" in text else text
 
 
 def run_from(row: Row) -> Run:
@@ -54,6 +50,7 @@ def run_from(row: Row) -> Run:
 
 def run_row(root: int, key: int, run: Run, last: int) -> tuple[Any, ...]:
     """A `new_run`; `last` is the last sequence of the journal it begins with."""
+    check_run(run)
     return (
         root,
         last,
@@ -100,6 +97,7 @@ def change_row(root: int, root_id: str, change: RunChange) -> tuple[Any, ...]:
 
 def message_row(root: int, message: Message) -> tuple[Any, ...]:
     """A `new_message`."""
+    check_message(message)
     return (
         root,
         message.run_id,
@@ -177,25 +175,6 @@ def damaged(what: str, root_id: str, sequence: int) -> CorruptionError:
         root_id=root_id,
         sequence=sequence,
     )
-
-
-# ---- the cursor of a listing: where the last page ended
-
-
-def cursor_from(run: Run) -> str:
-    """The cursor that goes on after this run."""
-    return f"{run.created_at!r}:{run.id}"
-
-
-def parse_cursor(cursor: str | None) -> tuple[float, str]:
-    """The place it stands for: everything older is still to come."""
-    if cursor is None:
-        return float("inf"), ""
-    created_at, _, run_id = cursor.partition(":")
-    try:
-        return float(created_at), run_id
-    except ValueError:
-        raise StoreError(f"cursor {cursor!r} is not one that a listing gave: pass next_cursor as it came") from None
 
 
 def session_from(row: Sequence[Any]) -> Session:

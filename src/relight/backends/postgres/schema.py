@@ -20,9 +20,11 @@ FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE n.nspn
 
 
 def check_name(schema: str) -> str:
-    """The name, if it is one that needs no quotes anywhere."""
+    """The name, if it is one that people need not quote, but for SQL's own words."""
     if not SCHEMA_NAME.fullmatch(schema):
-        raise ConfigError(f"schema {schema!r}: use up to 31 small letters, digits and underscores, not a digit first")
+        raise ConfigError(
+            f"schema {schema!r}: use up to 31 small letters, digits and underscores, not a digit nor pg_ first"
+        )
     return schema
 
 
@@ -76,13 +78,13 @@ async def _prepare(connection: Connection, target: Target, schema: str, *, migra
 
 async def _apply(connection: Connection, schema: str, scripts: tuple[str, ...], found: int) -> None:
     if found == 0:
-        await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
+        await connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
         await connection.execute(
-            f"CREATE TABLE {schema}.relight_schema (version integer PRIMARY KEY, applied_at timestamptz NOT NULL)"
+            f'CREATE TABLE "{schema}".relight_schema (version integer PRIMARY KEY, applied_at timestamptz NOT NULL)'
         )
     for number, script in enumerate(scripts[found:], start=found + 1):
         await connection.execute(script, timeout=MIGRATE_SECONDS)
-        await connection.execute(f"INSERT INTO {schema}.relight_schema VALUES ($1, now())", number)  # noqa: S608
+        await connection.execute(f'INSERT INTO "{schema}".relight_schema VALUES ($1, now())', number)  # noqa: S608
 
 
 async def _tables(connection: Connection, schema: str) -> tuple[int, int]:
@@ -93,13 +95,13 @@ async def _tables(connection: Connection, schema: str) -> tuple[int, int]:
 
 
 async def _version(connection: Connection, where: str, schema: str, newest: int) -> int:
-    """How many migrations have been applied; 0 for a schema that is missing or empty. A checked name needs no quotes."""
+    """How many migrations have been applied; 0 for a schema that is missing or empty. A checked name holds no quotes."""
     tables, ours = await _tables(connection, schema)
     if not tables:
         return 0
     if not ours:
         raise StoreFormatError(f"{where} is another program's: choose another schema or database")
-    version: int = await connection.fetchval(f"SELECT coalesce(max(version), 0) FROM {schema}.relight_schema")  # noqa: S608
+    version: int = await connection.fetchval(f'SELECT coalesce(max(version), 0) FROM "{schema}".relight_schema')  # noqa: S608
     if version > newest:
         raise StoreFormatError(f"{where} has version {version}, this Relight knows {newest}: upgrade Relight")
     return version

@@ -45,6 +45,7 @@ from relight.errors import StoreUnavailableError
 from relight.model.journal import Journal
 from relight.model.lease import Process, Session
 from relight.model.run import Hold, ItemResult, LogLine, Message, News, Page, Run, RunChange, RunFilter
+from relight.model.text import storable
 from relight.ports.store import Commit, CommitResult
 from relight.supervisor import Supervisor
 
@@ -145,7 +146,7 @@ class PostgresStore:
         return found[0] if found else None
 
     async def get_runs(self, run_ids: Sequence[str]) -> list[Run]:
-        return await self._runs("get_runs", run_ids)
+        return await self._runs("get_runs", list(filter(storable, run_ids)))
 
     async def list_runs(self, where: RunFilter) -> Page:
         return await read.list_runs(self._pool, self._sql, where)
@@ -225,11 +226,16 @@ class PostgresStore:
         if lines:
             await self._pool.fetch(self._sql["append_log"], [line_row(0, line) for line in lines])
 
-    async def read_log(self, run_id: str, stream: str, after: int, limit: int) -> list[LogLine]:
-        rows = await self._pool.fetch(self._sql["read_log"], run_id, stream, after, limit)
-        return [line_from(run_id, row) for row in rows]
+    async def read_log(
+        self, run_id: str, stream: str, after: int, limit: int, *, newest: bool = False
+    ) -> list[LogLine]:
+        query = self._sql["read_newest_log" if newest else "read_log"]
+        rows = await self._pool.fetch(query, run_id, stream, after, limit)
+        return [line_from(run_id, row) for row in (reversed(rows) if newest else rows)]
 
     async def item_results(self, run_id: str, key: str | None = None) -> list[ItemResult]:
+        if not storable(run_id):
+            return []
         return [item_from(row) for row in await self._pool.fetch(self._sql["items"], run_id, key)]
 
     # ---- blobs

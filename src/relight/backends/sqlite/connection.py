@@ -6,6 +6,8 @@ BEGIN IMMEDIATE, so that it waits for its turn at the start and can never be ref
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -47,17 +49,27 @@ def migrations() -> list[str]:
     return [scripts[number] for number in sorted(scripts)]
 
 
-def connect(path: Path, *, create: bool, vfs: str | None = None, busy_retries: int = BUSY_RETRIES) -> apsw.Connection:
+def connect(
+    path: Path,
+    *,
+    create: bool,
+    vfs: str | None = None,
+    busy_retries: int = BUSY_RETRIES,
+    give_up: threading.Event | None = None,
+) -> apsw.Connection:
     """A connection with our pragmas. Raises apsw's errors: see `opening_error` and `runtime_error`.
 
-    Only the first may `create` the file: reopening one that has vanished would go on with an empty database.
+    Only the first may `create` the file: reopening one that has vanished would go on with an empty database. Once `give_up` is
+    set, it does not wait for other processes.
     """
+    stop = give_up or threading.Event()
     flags = _FLAGS | apsw.SQLITE_OPEN_CREATE if create else _FLAGS
+    if create:
+        create_private(path)
     # Its statement cache is a ring of executions, not of statements: a small one would forget the group commit's own.
     connection = apsw.Connection(str(path), flags=flags, vfs=vfs, statementcachesize=1000)
     try:
-        pause = threading.Event().wait
-        connection.set_busy_handler(lambda retries: not pause(BUSY_RETRY_SECONDS) and retries < busy_retries)
+        connection.set_busy_handler(lambda retries: not stop.wait(BUSY_RETRY_SECONDS) and retries < busy_retries)
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA temp_store = MEMORY")
         connection.pragma("journal_size_limit", WAL_LIMIT_BYTES)
@@ -66,6 +78,13 @@ def connect(path: Path, *, create: bool, vfs: str | None = None, busy_retries: i
         connection.close(True)
         raise
     return connection
+
+
+def create_private(path: Path) -> None:
+    """Make the file, if it is missing, readable by its owner only: it holds whatever flows are given. SQLite gives its
+    neighbours the same permissions. Whoever wants others to read it changes that once."""
+    with contextlib.suppress(OSError):  # it is there; or it cannot be made, and SQLite says why
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def prepare(connection: apsw.Connection, path: Path, scripts: list[str], *, migrate: bool = True) -> None:

@@ -44,10 +44,13 @@ DELETE FROM items WHERE (run_id, key, "index") IN (
         ON i.run_id = wanted.value ->> 0 AND i.key = wanted.value ->> 1 AND i."index" >= wanted.value ->> 2);
 
 -- name: put_log
--- Lines for unknown runs are dropped.
+-- Lines for unknown runs are dropped, and those that are there already: a commit may be given again.
 INSERT INTO logs (run, stream, at, token, text)
 SELECT r.key, v.column2, v.column3, v.column4, v.column5
-FROM (VALUES (?, ?, ?, ?, ?)) AS v CROSS JOIN runs AS r ON r.id = v.column1;
+FROM (VALUES (?, ?, ?, ?, ?)) AS v CROSS JOIN runs AS r ON r.id = v.column1
+WHERE NOT EXISTS (SELECT 1 FROM (SELECT l.at, l.token, l.text FROM logs AS l INDEXED BY logs_order
+        WHERE l.run = r.key AND l.stream = v.column2 ORDER BY l.id DESC LIMIT 1000) AS there
+    WHERE there.at = v.column3 AND there.token = v.column4 AND there.text = v.column5);
 
 -- name: change_runs
 -- New values for rows of one tree. A terminal root is never changed, unless recovery gave up on it and it is reopened (a
@@ -210,6 +213,12 @@ WHERE i.consumed = 0 AND i.id > ? ORDER BY i.id LIMIT ?;
 SELECT l.id, r.id, l.stream, l.at, l.token, l.text
 FROM runs AS r CROSS JOIN logs AS l INDEXED BY logs_order ON l.run = r.key AND l.stream = ?2 AND l.id > ?3
 WHERE r.id = ?1 ORDER BY l.id LIMIT ?4;
+
+-- name: read_newest_log
+-- The newest first.
+SELECT l.id, r.id, l.stream, l.at, l.token, l.text
+FROM runs AS r CROSS JOIN logs AS l INDEXED BY logs_order ON l.run = r.key AND l.stream = ?2 AND l.id > ?3
+WHERE r.id = ?1 ORDER BY l.id DESC LIMIT ?4;
 
 -- name: items
 SELECT run_id, key, "index", digest, output, output_blob FROM items

@@ -58,9 +58,12 @@ def item_results(db: apsw.Connection, run_id: str, key: str | None) -> list[Item
     return [item_from(row) for row in found]
 
 
-def log(db: apsw.Connection, run_id: str, stream: str, after: int, limit: int) -> list[LogLine]:
+def log(
+    db: apsw.Connection, run_id: str, stream: str, after: int, limit: int, *, newest: bool = False
+) -> list[LogLine]:
     """A page of one run's log."""
-    return [log_from(row) for row in rows(db, "read_log", (run_id, stream, after, limit))]
+    found = rows(db, "read_newest_log" if newest else "read_log", (run_id, stream, after, limit))
+    return [log_from(row) for row in (reversed(found) if newest else found)]
 
 
 def list_runs(db: apsw.Connection, where: RunFilter) -> Page:

@@ -12,6 +12,7 @@ from relight.errors import CorruptionError
 from relight.model.journal import Checkpoint, Entry
 from relight.model.lease import Process, Session
 from relight.model.run import Hold, ItemResult, LogLine, Message, MessageKind, Run, RunChange, Status
+from relight.model.text import check_message, prose
 
 Row = Sequence[Any]
 
@@ -59,7 +60,7 @@ def run_row(key: int, run: Run) -> tuple[Any, ...]:
         run.epoch,
         run.wake_at,
         run.hold,
-        run.reason,
+        prose(run.reason),
         run.created_at,
         run.updated_at,
         run.input,
@@ -79,7 +80,7 @@ def change_row(change: RunChange, root_id: str, now: float, reopen: bool) -> tup
         change.owner,
         change.wake_at,
         change.hold,
-        change.reason,
+        prose(change.reason),
         change.output,
         change.output_blob,
         change.error,
@@ -91,6 +92,7 @@ def change_row(change: RunChange, root_id: str, now: float, reopen: bool) -> tup
 
 def message_row(message: Message) -> tuple[Any, ...]:
     """A row of the `put_messages` query."""
+    check_message(message)
     return (
         message.run_id,
         message.kind,
@@ -128,7 +130,7 @@ def item_from(row: Row) -> ItemResult:
 
 def log_row(line: LogLine) -> tuple[Any, ...]:
     """A row of the `put_log` query."""
-    return (line.run_id, line.stream, line.at, line.token, line.text)
+    return (line.run_id, line.stream, line.at, line.token, prose(line.text))
 
 
 def log_from(row: Row) -> LogLine:

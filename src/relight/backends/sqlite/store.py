@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -33,6 +34,7 @@ from relight.errors import StoreError, StoreUnavailableError
 from relight.model.journal import Journal
 from relight.model.lease import Process, Session
 from relight.model.run import Hold, ItemResult, LogLine, Message, News, Page, Run, RunChange, RunFilter
+from relight.model.text import check_filter, check_rows, storable
 from relight.ports.store import Commit, CommitResult
 from relight.supervisor import Supervisor
 
@@ -81,14 +83,16 @@ class SqliteStore:
             raise
 
     async def close(self) -> None:
-        """Waits for what was asked before. Closing twice, or without having opened, does nothing."""
+        """Waits for what was asked before, for a few seconds at most (`ConnectionThread.close`). Closing twice, or without having
+        opened, does nothing."""
         threads, self._reader, self._writer = (self._reader, self._writer), None, None
         for thread in threads:  # the writer last: the last connection folds the WAL into the file
             if thread is not None:
                 await thread.close()
 
-    def _connect_writer(self) -> apsw.Connection:
-        connection = connect(self.path, create=self._migrate and not self._opened, vfs=self._vfs)
+    def _connect_writer(self, give_up: threading.Event) -> apsw.Connection:
+        create = self._migrate and not self._opened
+        connection = connect(self.path, create=create, vfs=self._vfs, give_up=give_up)
         try:
             if self._opened:
                 check_same(connection, self.path, len(self._migrations))
@@ -103,8 +107,8 @@ class SqliteStore:
             raise
         return connection
 
-    def _connect_reader(self) -> apsw.Connection:
-        connection = connect(self.path, create=False, vfs=self._vfs)
+    def _connect_reader(self, give_up: threading.Event) -> apsw.Connection:
+        connection = connect(self.path, create=False, vfs=self._vfs, give_up=give_up)
         try:
             check_same(connection, self.path, len(self._migrations))
             connection.pragma("query_only", True)
@@ -130,6 +134,9 @@ class SqliteStore:
 
     async def commit(self, commits: Sequence[Commit]) -> list[CommitResult]:
         now = self._clock.now()
+        for commit in commits:
+            if commit.create is not None or commit.runs or commit.messages:
+                check_rows(commit.create, commit.runs, commit.messages)
 
         def job(db: apsw.Connection) -> list[CommitResult]:
             results = self._committer.commit(db, commits, now)
@@ -171,10 +178,11 @@ class SqliteStore:
         return found[0] if found else None
 
     async def get_runs(self, run_ids: Sequence[str]) -> list[Run]:
-        wanted = json_array(run_ids)
+        wanted = json_array(filter(storable, run_ids))
         return await self._read(lambda db: read.runs(db, "get_runs", (wanted,)))
 
     async def list_runs(self, where: RunFilter) -> Page:
+        check_filter(where)
         return await self._read(lambda db: read.list_runs(db, where))
 
     async def list_active_roots(self, owner: str, after: str | None, limit: int) -> list[Run]:
@@ -251,11 +259,13 @@ class SqliteStore:
     async def append_log(self, lines: Sequence[LogLine]) -> None:
         await self._write(lambda db: write.append_log(db, lines))
 
-    async def read_log(self, run_id: str, stream: str, after: int, limit: int) -> list[LogLine]:
-        return await self._read(lambda db: read.log(db, run_id, stream, after, limit))
+    async def read_log(
+        self, run_id: str, stream: str, after: int, limit: int, *, newest: bool = False
+    ) -> list[LogLine]:
+        return await self._read(lambda db: read.log(db, run_id, stream, after, limit, newest=newest))
 
     async def item_results(self, run_id: str, key: str | None = None) -> list[ItemResult]:
-        return await self._read(lambda db: read.item_results(db, run_id, key))
+        return await self._read(lambda db: read.item_results(db, run_id, key)) if storable(run_id) else []
 
     # ---- blobs
 

@@ -28,6 +28,8 @@ T = TypeVar("T")
 # A file handle may be dead for good (a network file system's server came back as another): then only a new one helps.
 FAILURES_PER_CONNECTION = 3
 FORK_SECONDS = 10.0  # so long os.fork() waits at most
+CLOSE_SECONDS = 2.0  # for jobs that were given before; whoever commits may wait much longer for its turn
+LEAVE_SECONDS = 1.0  # and then for them to be broken off
 
 
 class _Task(NamedTuple):
@@ -40,13 +42,14 @@ class ConnectionThread:
     """Runs jobs in order.
 
     `connect` is called on the thread for the first job, and again after an error that may have broken the
-    connection for good; `translate` turns apsw's errors into ours.
+    connection for good; from the event that it is given on, nothing waits for other processes any more. `translate` turns
+    apsw's errors into ours.
     """
 
     def __init__(
         self,
         name: str,
-        connect: Callable[[], apsw.Connection],
+        connect: Callable[[threading.Event], apsw.Connection],
         translate: Callable[[apsw.Error], Exception],
     ) -> None:
         self._connect = connect
@@ -55,6 +58,7 @@ class ConnectionThread:
         self._connection: apsw.Connection | None = None
         self._failures = 0  # in a row
         self._closed = False
+        self._give_up = threading.Event()
         self._idle: tuple[Callable[[apsw.Connection], None], float] | None = None
         self.at_work = threading.Lock()
         _threads.add(self)
@@ -73,12 +77,18 @@ class ConnectionThread:
         self._tasks.put(None)  # wakes a thread that waits without a limit
 
     async def close(self) -> None:
-        """After the jobs that were given before."""
+        """After the jobs that were given before. One that waits for another process's transaction is broken off after
+        CLOSE_SECONDS, and writes nothing; a thread that does not end even then (its disk hangs) is left behind."""
         if self._closed:
             return
         self._closed = True
-        await self._submit(None)
-        self._thread.join()
+        ended = self._submit(None)
+        for last in (False, True):
+            done, _ = await asyncio.wait([ended], timeout=LEAVE_SECONDS if last else CLOSE_SECONDS)
+            if done:
+                self._thread.join()
+                return
+            self._give_up.set()
 
     def _submit(self, job: Callable[[apsw.Connection], Any] | None) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
@@ -111,7 +121,7 @@ class ConnectionThread:
     def _try(self, job: Callable[[apsw.Connection], T]) -> tuple[T | None, Exception | None]:
         try:
             if self._connection is None:
-                self._connection = self._connect()
+                self._connection = self._connect(self._give_up)
             result = job(self._connection)
         except apsw.Error as failure:
             self._after_failure()

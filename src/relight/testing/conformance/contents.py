@@ -158,6 +158,30 @@ class ContentSuite(Suite):
         assert await texts(store, "run") == ["1", "3", "4"], "a line was written again"
         assert (await store.get_run("run")) == run
 
+    async def test_a_line_that_is_given_again_is_written_once(self, store: Store) -> None:
+        """A commit without entries, whose answer was lost, is not recognised by what the journal holds."""
+        run = new_run()
+        await created(store, run)
+        commit = appending(run, 1, log=[line("released"), line("and more")])
+        for _ in range(3):
+            assert await commit_one(store, commit) == Committed(1)
+        for _ in range(3):
+            await store.append_log([line("seen"), line("seen", stream="step")])
+        assert await texts(store, "run") == ["released", "and more", "seen"]
+        assert await texts(store, "run", "step") == ["seen"]
+        later = msgspec.structs.replace(line("seen"), at=START + 1)
+        await store.append_log([later])
+        assert await texts(store, "run") == ["released", "and more", "seen", "seen"]
+
+    async def test_the_newest_lines_can_be_asked_for(self, store: Store) -> None:
+        await created(store, new_run())
+        await store.append_log([line(f"{n}") for n in range(10)])
+        newest = await store.read_log("run", SERVER_LOG, 0, 3, newest=True)
+        assert [found.text for found in newest] == ["7", "8", "9"], "the newest, but the oldest of them first"
+        after = newest[1].id
+        assert [found.text for found in await store.read_log("run", SERVER_LOG, after, 3, newest=True)] == ["9"]
+        assert await store.read_log("run", "step", 0, 3, newest=True) == []
+
     async def test_many_lines(self, store: Store) -> None:
         run = new_run(status=Status.RUNNING)
         await commit_one(store, creation(run, log=[line(f"{n}") for n in range(700)]))

@@ -35,6 +35,11 @@ FAST = {"fsync": "off", "full_page_writes": "off", "shared_buffers": "64MB", "ma
 FAST["dynamic_shared_memory_type"] = "mmap"
 
 
+# In every url of such a server. It lets everybody in, whatever the password, so nothing depends on it: what shows it in a log
+# or an error would show a real one.
+PASSWORD = "never-show-this-password"
+
+
 class ServerMissingError(Exception):
     """There are no binaries to start; the message says how to get them."""
 
@@ -66,7 +71,7 @@ class PostgresServer:
 
     def url(self, database: str = "postgres", user: str = "postgres") -> str:
         """Over loopback TCP."""
-        return f"postgresql://{user}@127.0.0.1:{self.port}/{database}"
+        return f"postgresql://{user}:{PASSWORD}@127.0.0.1:{self.port}/{database}"
 
     @property
     def running(self) -> bool:

@@ -1,0 +1,92 @@
+"""Text that every store keeps as it is.
+
+PostgreSQL has no NUL in its texts, SQLite's JSON functions end a text there, and half of a surrogate pair is no UTF-8. So ids
+and names must have neither, on any backend: they are refused. What is only written for people (reasons, log lines) may quote
+anything, an exception's message for one. There the character is replaced: it must not fail a whole commit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from relight.errors import ConfigError, PayloadError
+from relight.model.run import Message, Run, RunFilter
+
+SAME_LINES = 1000  # so many of a log's last lines are looked through for one that is given again
+MAX_NAME = 255  # characters; what is longer does not fit into an index
+
+
+def storable(text: str) -> bool:
+    """Whether every store can keep this text, and find it again."""
+    if text.isascii():
+        return "\0" not in text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
+
+
+def check_text(text: object, what: str) -> str:
+    """An id or a name. Raises PayloadError."""
+    if not isinstance(text, str):
+        raise PayloadError(f"{what} {text!r}: give a str, not {type(text).__name__}")
+    if not storable(text):
+        raise PayloadError(f"{what} {text!r}: no store keeps NUL or half of a surrogate pair; leave that character out")
+    return text
+
+
+def check_name(text: object, what: str) -> str:
+    """A name that somebody chose. Raises PayloadError."""
+    name = check_text(text, what)
+    if not 1 <= len(name) <= MAX_NAME:
+        raise PayloadError(f"{what} {name[:40]!r}: give 1 to {MAX_NAME} characters, not {len(name)}")
+    return name
+
+
+def prose(text: str) -> str:
+    """Text for people, as every store takes it."""
+    if storable(text):
+        return text
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "backslashreplace").decode()
+
+
+# ---- what a store is given
+
+
+def check_run(run: Run) -> None:
+    """A row that is inserted. Raises PayloadError."""
+    check_text(run.id, "run id")
+    check_text(run.flow, "flow name")
+    check_text(run.owner or "", "owner")
+
+
+def check_message(message: Message) -> None:
+    """A message that is put into an inbox. Raises PayloadError."""
+    check_text(message.run_id, "run id")
+    check_text(message.name, "name of a signal")
+    check_text(message.dedup or "", "id of a signal")
+
+
+def check_rows(created: Run | None, runs: Iterable[Run], messages: Iterable[Message]) -> None:
+    """What a commit inserts, before anything of it is written. Raises PayloadError."""
+    if created is not None:
+        check_run(created)
+    for run in runs:
+        check_run(run)
+    for message in messages:
+        check_message(message)
+
+
+def check_filter(where: RunFilter) -> RunFilter:
+    """What a listing asks for. Raises ConfigError, or PayloadError for a text that nothing can have."""
+    since = where.since
+    if since is not None and (isinstance(since, bool) or not isinstance(since, int | float) or math.isnan(since)):
+        raise ConfigError(
+            f"list(since={since!r}): give a datetime, or seconds since 1970, such as datetime.now(UTC) - timedelta(days=1)"
+        )
+    for name, text in (("flow", where.flow), ("parent", where.parent_id), ("cursor", where.cursor)):
+        if text is not None:
+            check_text(text, f"list({name}=)")
+    return where

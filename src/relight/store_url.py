@@ -1,0 +1,105 @@
+"""What a store's URL says, and how a URL may be shown.
+
+    memory:                          forgets everything with the process; for tests
+    app.db, ./app.db, /srv/app.db    a SQLite file
+    sqlite:///app.db                 the same file; sqlite:////srv/app.db for a path from the root
+    postgresql://host/database       PostgreSQL; postgres:// is the same
+
+SQLAlchemy names a driver in the scheme (`postgresql+asyncpg://…`, `sqlite+aiosqlite:///…`). Such a URL is accepted, and the
+driver's name is ignored. Everything else that has a scheme is refused: it would silently become a file of that name.
+
+This module opens nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from relight.errors import ConfigError
+
+ACCEPTED = "memory:, the path of a SQLite file, sqlite:///path or postgresql://host/database"
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
+_MEMORY = ("memory", ":memory:")
+_POSTGRES = ("postgresql", "postgres")
+
+# Options whose values are no secret. The value of any other option is hidden, also of one that nobody has heard of.
+_SHOWN = frozenset(
+    {
+        *("application_name", "database", "dbname", "host", "hostaddr", "pgbouncer", "port", "sslmode"),
+        *("target_session_attrs", "tls", "user"),
+    }
+)
+HIDDEN = "…"
+
+
+class StoreUrl(msgspec.Struct, frozen=True):
+    """A store's URL, taken apart as far as is needed to choose the backend."""
+
+    kind: Literal["memory", "sqlite", "postgresql"]
+    place: str = ""  # SQLite: the path. PostgreSQL: the URL, its scheme without a driver
+
+    def __repr__(self) -> str:  # without the password
+        return printable_url(self.place) or "memory:"
+
+
+def parse_store_url(url: str) -> StoreUrl:
+    """Raises ConfigError for what names no store. Its message shows no password."""
+    if url == "memory:":
+        return StoreUrl("memory")
+    if url in _MEMORY:
+        raise ConfigError(f"store {url!r}: write memory: for a store that forgets, or ./{url} for a file of that name")
+    found = _SCHEME.fullmatch(url)
+    if found is None:
+        if url.startswith("//") and "@" in url:
+            raise ConfigError(f"store {printable_url(url)!r}: the scheme is missing: postgresql://host/database")
+        return StoreUrl("sqlite", url)
+    scheme, rest = found.group(1).lower(), found.group(2)
+    database = scheme.partition("+")[0]
+    if database in _POSTGRES and rest.startswith("//"):
+        return StoreUrl("postgresql", f"{database}:{rest}")
+    if database == "sqlite" and rest.startswith("///"):
+        path = rest.removeprefix("///")
+        if path not in ("", *_MEMORY):
+            return StoreUrl("sqlite", path)
+    raise ConfigError(f"store {printable_url(url)!r}: {_advice(scheme, rest)}")
+
+
+def _advice(scheme: str, rest: str) -> str:
+    database = scheme.partition("+")[0]
+    name = rest.lstrip("/")
+    if "@" in name and database not in _POSTGRES:  # nothing of it is shown: it may be a password
+        return f"expected {ACCEPTED}"
+    if database == "sqlite":
+        if name in ("", *_MEMORY):
+            return "write memory: for a store that forgets, or name a file"
+        return f"three slashes come before a path: sqlite:///{name}, or plainly {name}"
+    if database == "file":
+        return f"write the path alone: {rest if rest.startswith('/') else name}"
+    if database == "memory":
+        return "a store that forgets is written memory:"
+    if database in _POSTGRES:
+        return "two slashes come before the host: postgresql://host/database"
+    return f"there is no store for {scheme}:; expected {ACCEPTED} (a file whose name has a colon is written ./name)"
+
+
+def printable_url(url: str) -> str:
+    """A URL as it may stand in logs and errors: without user and password, and without the value of any option that might
+    be a secret. Where it is not clear which part is the password, nothing but the scheme is left."""
+    found = _SCHEME.fullmatch(url)
+    if found is None:  # a path, or a URL that has lost its scheme
+        return HIDDEN if url.startswith("//") and "@" in url else url
+    scheme, rest = found.groups()
+    place, question, query = rest.partition("?")
+    if "@" in query or "#" in rest or ("@" in place and not place.startswith("//")):
+        return f"{scheme}:{HIDDEN}"  # a password with an unescaped ?, #, / or @ looks like this
+    slashes = "//" if place.startswith("//") else ""
+    place = place.removeprefix("//").rpartition("@")[2]
+    options = [
+        f"{name}={value if name in _SHOWN else HIDDEN}" for name, value in parse_qsl(query, keep_blank_values=True)
+    ]
+    return f"{scheme}:{slashes}{place}{question if options else ''}{'&'.join(options)}"

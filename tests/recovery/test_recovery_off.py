@@ -1,0 +1,214 @@
+"""`recovery.enabled: false`: nothing is resumed by itself, what is said about that is true, and what a person resumes goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from relight import Relight, flow, step, wait_for
+from relight.errors import RunCancelledError, RunStateError
+from relight.model.decisions import Action
+from relight.model.run import Status
+from tests.flows.world import World, until
+
+OFF: dict[str, Any] = {"recovery": {"enabled": False}, "park_after": "10ms"}
+
+
+class Work:
+    """A run whose process dies in its second step."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.blocked = asyncio.Event()
+        self.gate = asyncio.Event()
+
+        @step
+        async def first() -> int:
+            self.calls.append("first")
+            return 1
+
+        @step
+        async def second() -> int:
+            self.calls.append("second")
+            self.blocked.set()
+            await self.gate.wait()
+            return 2
+
+        @flow
+        async def work() -> int:
+            return await first() + await second()
+
+        self.flow = work
+
+    async def die(self, world: World) -> None:
+        rl = await world.open()
+        await rl.start(self.flow, id="r")
+        await self.blocked.wait()
+        self.gate.set()
+        await world.crash()
+
+
+async def client_beside(world: World) -> tuple[Relight, Relight]:
+    """An orchestrator whose recovery is off, and a client, as the command line is one."""
+    driver = await world.open(**OFF)
+    return driver, await world.open(**OFF, drive=False)
+
+
+async def test_an_orphan_stays_and_that_is_what_is_said(world: World):
+    work = Work()
+    await work.die(world)
+    driver, client = await client_beside(world)
+    for rl in (driver, client):
+        (planned,) = await rl.plan()
+        assert (planned.action, planned.verdict, planned.stuck) == (Action.LEAVE, Action.LEAVE, True)
+        explained = await rl.explain("r")
+        assert "recovery leaves it alone: recovery is off" in explained.sentence
+        assert "will resume" not in explained.sentence
+    assert await (await client.get("r")).status() is Status.RUNNING
+    assert work.calls == ["first", "second"]
+
+
+async def test_an_orphan_that_somebody_resumes_elsewhere_is_taken_up(world: World):
+    work = Work()
+    await work.die(world)
+    _, client = await client_beside(world)
+    await client.resume("r")
+    assert await (await client.get("r")).result(timeout="30s") == 3
+    assert work.calls == ["first", "second", "second"]
+
+
+@pytest.mark.parametrize("how", ["engine", "handle"])
+async def test_a_paused_run_of_a_dead_process_is_taken_up_when_somebody_resumes_it(world: World, how: str):
+    @flow
+    async def waits() -> Any:
+        return await wait_for("go")
+
+    rl = await world.open()
+    run = await rl.start(waits, id="r")
+    await run.pause()
+    await world.until_status("paused", run)
+    await world.crash()
+    _, client = await client_beside(world)
+    run = await client.get("r")
+    await (client.resume("r") if how == "engine" else run.resume())
+    await until(lambda: drives(world, run.id))
+    await run.signal("go", 7)
+    assert await run.result(timeout="30s") == 7
+
+
+async def drives(world: World, run_id: str) -> bool:
+    return any(run_id in engine.orchestrator.live for engine in world._engines)
+
+
+async def test_a_parked_run_of_a_dead_process_is_cancelled_when_somebody_asks_for_it(world: World):
+    @flow
+    async def waits() -> Any:
+        return await wait_for("go")
+
+    rl = await world.open()
+    run = await rl.start(waits, id="r")
+    await world.park(run)
+    await world.crash()
+    _, client = await client_beside(world)
+    run = await client.get("r")
+    await run.cancel("no longer wanted")
+    with pytest.raises(RunCancelledError, match="no longer wanted"):
+        await run.result(timeout="30s")
+
+
+async def test_a_parked_run_of_a_dead_process_can_be_resumed(world: World):
+    """With recovery on it goes on by itself, and resuming it is refused; with recovery off nobody would wake it."""
+
+    @flow
+    async def waits() -> Any:
+        return await wait_for("go")
+
+    rl = await world.open()
+    run = await rl.start(waits, id="r")
+    await world.park(run)
+    with pytest.raises(RunStateError, match="waits, out of memory, for signal 'go'"):
+        await rl.resume("r")
+    await world.crash()
+    _, client = await client_beside(world)
+    run = await client.get("r")
+    await run.signal("go", 7)
+    (planned,) = await client.plan()
+    assert planned.action is Action.LEAVE
+    assert "recovery is off" in planned.reason
+    await client.resume("r")
+    assert await run.result(timeout="30s") == 7
+
+
+async def test_a_pending_run_is_refused_for_the_right_reason(world: World, registry: Any):
+    @flow
+    async def waits() -> Any:
+        return await wait_for("go")
+
+    rl = await world.open(drive=False)
+    await rl.start(waits, id="r")
+    registry.remove("waits")
+    with pytest.raises(RunStateError) as refused:
+        await rl.resume("r")
+    assert "was accepted and waits" in str(refused.value)
+    assert "for an orchestrator with room, and with its flow 'waits', to take it up" in str(refused.value)
+    assert "not registered in this process" not in str(refused.value)
+
+
+# ---- what it has not read
+
+
+async def test_explain_shows_unread_messages(world: World):
+    @flow
+    async def waits() -> Any:
+        return await wait_for("go")
+
+    rl = await world.open()
+    run = await rl.start(waits, id="r")
+    await run.pause()
+    await world.until_status("paused", run)
+    for name in ("go", "other"):
+        await run.signal(name)
+    explained = await rl.explain("r")
+    assert [text.partition(" of ")[0] for text in explained.unread] == ["signal 'go'", "signal 'other'"]
+    assert "; unread in its inbox: signal 'go' of " in explained.sentence
+    await run.resume()
+    assert await run.result(timeout="30s") is None
+    explained = await rl.explain("r")
+    assert explained.unread == []
+    assert "unread" not in explained.sentence
+
+
+async def test_explain_has_the_newest_lines_of_the_log(world: World, monkeypatch: pytest.MonkeyPatch):
+    from relight.model.run import LogLine
+    from relight.recovery import explain
+
+    monkeypatch.setattr(explain, "LOG_LINES", 10)
+
+    @flow
+    async def waits() -> Any:
+        return await wait_for("go")
+
+    rl = await world.open()
+    await rl.start(waits, id="r")
+    await rl.services.store.append_log([LogLine(run_id="r", at=float(n), text=f"line {n}") for n in range(25)])
+    explained = await rl.explain("r")
+    assert [line.text for line in explained.events] == [f"line {n}" for n in range(15, 25)]
+
+
+async def test_a_plan_can_be_limited(world: World):
+    @flow
+    async def waits() -> Any:
+        return await wait_for("go")
+
+    rl = await world.open()
+    for n in range(7):
+        await rl.start(waits, id=f"r{n}")
+        world.clock.advance(0.001)
+    assert [planned.run_id for planned in await rl.plan(3)] == ["r6", "r5", "r4"]
+    assert [row.id for row in await rl.incomplete(3)] == ["r6", "r5", "r4"]
+    assert len(await rl.plan()) == len(await rl.incomplete()) == len(await rl.plan(100)) == 7
+    for wrong in (0, -1, True, "3"):
+        with pytest.raises(ValueError, match="limit="):
+            await rl.plan(wrong)  # type: ignore[arg-type]

@@ -1,0 +1,134 @@
+"""Which store a URL names, what is refused, and that no URL shows its password anywhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from relight import Relight
+from relight.backends.postgres import PostgresStore
+from relight.clock import SYSTEM_CLOCK
+from relight.config import load_config
+from relight.errors import ConfigError
+from relight.parts import make_leases, make_store
+from relight.store_url import StoreUrl, parse_store_url, printable_url
+
+SECRET = "hunter2"
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "place"),
+    [
+        ("memory:", "memory", ""),
+        ("app.db", "sqlite", "app.db"),
+        ("/srv/app.db", "sqlite", "/srv/app.db"),
+        ("./memory", "sqlite", "./memory"),
+        ("./a:b.db", "sqlite", "./a:b.db"),
+        ("sqlite:///app.db", "sqlite", "app.db"),
+        ("sqlite:////srv/app.db", "sqlite", "/srv/app.db"),
+        ("SQLite:///app.db", "sqlite", "app.db"),
+        ("sqlite+aiosqlite:///app.db", "sqlite", "app.db"),
+        ("sqlite+pysqlite:////srv/app.db", "sqlite", "/srv/app.db"),
+        ("postgresql://u:p@h/d?sslmode=require", "postgresql", "postgresql://u:p@h/d?sslmode=require"),
+        ("postgres://h/d", "postgresql", "postgres://h/d"),
+        ("postgresql+asyncpg://u:p@h/d", "postgresql", "postgresql://u:p@h/d"),
+        ("postgresql+psycopg2://h/d", "postgresql", "postgresql://h/d"),
+    ],
+)
+def test_which_store_a_url_names(url: str, kind: str, place: str):
+    found = parse_store_url(url)
+    assert (found.kind, found.place) == (kind, place)
+
+
+@pytest.mark.parametrize(
+    ("url", "advice"),
+    [
+        ("memory", "write memory: for a store that forgets"),
+        (":memory:", "write memory: for a store that forgets"),
+        ("memory:app", "a store that forgets is written memory:"),
+        ("memory://", "a store that forgets is written memory:"),
+        ("sqlite:app.db", "sqlite:///app.db"),
+        ("sqlite:/app.db", "sqlite:///app.db"),
+        ("sqlite://app.db", "sqlite:///app.db"),
+        ("sqlite://", "write memory: for a store that forgets"),
+        ("sqlite:///:memory:", "write memory: for a store that forgets"),
+        ("file:app.db", "write the path alone: app.db"),
+        ("file:///srv/app.db", "write the path alone: ///srv/app.db"),
+        ("postgresql:shop", "two slashes come before the host"),
+        ("mysql://db/shop", "there is no store for mysql:"),
+        ("a:b.db", "a file whose name has a colon is written ./name"),
+    ],
+)
+def test_what_names_no_store_is_refused_and_makes_no_file(url: str, advice: str, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="store") as refused, Relight(url):
+        pass
+    assert advice in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+# Every place in which people put passwords, and what may be left of the URL.
+WITH_SECRETS = [
+    (f"postgresql://u:{SECRET}@h:5432/d", "postgresql://h:5432/d"),
+    (f"postgresql://u:{SECRET}@h1,h2/d", "postgresql://h1,h2/d"),
+    (f"postgresql+asyncpg://u:{SECRET}@h/d", "postgresql+asyncpg://h/d"),
+    (f"postgresql://h/d?user=u&password={SECRET}", "postgresql://h/d?user=u&password=…"),
+    (f"postgresql://h/d?passfile={SECRET}&sslmode=require", "postgresql://h/d?passfile=…&sslmode=require"),
+    (f"postgresql://u:a/{SECRET}@h/d", "postgresql://h/d"),
+    (f"postgresql://u:a@{SECRET}@h/d", "postgresql://h/d"),
+    (f"postgresql://u:a?{SECRET}@h/d", "postgresql:…"),
+    (f"postgresql://u:a#{SECRET}@h/d", "postgresql:…"),
+    (f"postgresql:u:{SECRET}@h/d", "postgresql:…"),
+    (f"mysql://u:{SECRET}@h/d", "mysql://h/d"),
+    (f"u:{SECRET}@h/d", "u:…"),
+    (f"etcd://u:{SECRET}@h:2379/p", "etcd://h:2379/p"),
+]
+
+
+@pytest.mark.parametrize(("url", "left"), WITH_SECRETS)
+def test_a_url_is_shown_without_its_secrets(url: str, left: str):
+    assert printable_url(url) == left
+    assert Relight(url).store_name == left
+    assert SECRET not in repr(load_config(url, {"leases": url}, {}))
+
+
+@pytest.mark.parametrize("path", ["app.db", "/srv/a@b/app.db", "./a:b"])
+def test_a_path_is_shown_as_it_is(path: str):
+    assert printable_url(path) == path
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(url for url, _ in WITH_SECRETS),
+        f"postgresql://u:{SECRET}@h:port/d",
+        f"postgresql://u:{SECRET}@h:99999/d",
+        f"postgresql://u:{SECRET}[@h/d",
+        f"postgresql://u:{SECRET}\u2100@h/d",
+        f"postgresql://u:5432/{SECRET}@h/d",
+        f"sqlite://u:{SECRET}@h/d",
+        f"file://u:{SECRET}@h/d",
+        f"//u:{SECRET}@h/d",
+    ],
+)
+def test_no_error_about_a_url_shows_its_password(url: str):
+    said = []
+    for make in (
+        lambda: make_store(load_config(url, {}, {}), SYSTEM_CLOCK),
+        lambda: PostgresStore(url, clock=SYSTEM_CLOCK),
+        lambda: make_leases(load_config("memory:", {"leases": url}, {}), object(), given=False),  # type: ignore[arg-type, return-value]
+    ):
+        try:
+            said.append(repr(make()))
+        except ConfigError as error:
+            said.append(str(error))
+            assert error.__cause__ is None
+            assert error.__suppress_context__ or error.__context__ is None
+    assert len(said) == 3
+    assert SECRET not in " ".join(said)
+
+
+def test_what_is_made_of_a_url_does_not_show_its_password_either():
+    store = PostgresStore(f"postgresql://u:{SECRET}@h/d", clock=SYSTEM_CLOCK)
+    assert SECRET not in repr(store._target)
+    assert SECRET not in repr(parse_store_url(f"postgresql://u:{SECRET}@h/d"))
+    assert repr(StoreUrl("memory")) == "memory:"
