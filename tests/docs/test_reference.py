@@ -158,6 +158,7 @@ def test_the_json_of_plan_and_explain_is_what_the_page_says():
         last_entry=0,
         last_operation="",
         waits_for=[],
+        steps=[],
         plan=planned,
         events=[],
     )

@@ -12,6 +12,7 @@ from rich.table import Table
 from relight.cli.database import Database, Modules, looking, modules_of
 from relight.cli.recovery import as_dict
 from relight.cli.runs import local_time, utc_time
+from relight.cli.show import operation_as_dict, step_text
 from relight.cli.terminal import AsJson, make_console
 from relight.recovery.explain import Explanation
 
@@ -47,6 +48,7 @@ def _as_dict(found: Explanation) -> dict[str, Any]:
         "last_entry": found.last_entry,
         "last_operation": found.last_operation,
         "waits_for": found.waits_for,
+        "steps": [operation_as_dict(one) for one in found.steps],
         "plan": as_dict(found.plan),
         "events": [{"at": utc_time(line.at), "token": line.token, "text": line.text} for line in found.events],
     }
@@ -69,6 +71,8 @@ def _print(found: Explanation) -> None:
     facts.add_row("last entry", f"{found.last_entry} {escape(found.last_operation)}".strip())
     for wait in found.waits_for:
         facts.add_row("waits for", escape(wait))
+    for one in found.steps:
+        facts.add_row(f"step {one.state}", escape(step_text(one)))
     facts.add_row("recovery would", escape(f"{found.plan.action.value}: {found.plan.reason}"))
     if found.plan.resumes_at:
         facts.add_row("at", escape(found.plan.resumes_at))
