@@ -14,6 +14,7 @@ from relight.errors import RelightError
 from relight.flow.definitions import Flow
 from relight.flow.scope import in_flow_code
 from relight.handle import Handle
+from relight.model.operations import OperationReport, StepPage
 from relight.model.run import ItemResult, Page, Run, Status
 from relight.recovery.explain import Explanation
 from relight.recovery.plan import Planned
@@ -45,6 +46,12 @@ class BlockingHandle:
 
     def describe(self) -> Run:
         return self._relight.call(self._handle.describe())
+
+    def steps(self, *, limit: int = 100, cursor: str | None = None) -> StepPage:
+        return self._relight.call(self._handle.steps(limit=limit, cursor=cursor))
+
+    def operations(self) -> list[OperationReport]:
+        return self._relight.call(self._handle.operations())
 
     def signal(self, name: str, payload: Any = None, *, id: str | None = None) -> None:  # noqa: A002 - as Handle.signal
         self._relight.call(self._handle.signal(name, payload, id=id))

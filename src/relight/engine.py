@@ -35,6 +35,7 @@ from relight.lifecycle.floor import Floor
 from relight.lifecycle.fork import fork
 from relight.lifecycle.health import Health, health_of, let_go_when_broken, report_failure
 from relight.lifecycle.keeper import Keeper
+from relight.lifecycle.long_steps import LongSteps
 from relight.lifecycle.loop import close_generator
 from relight.lifecycle.orchestrator import Orchestrator
 from relight.lifecycle.presence import agree_on_manager, appear
@@ -163,6 +164,7 @@ class Relight:
             watch=watch,
             background=Background(loop),
             supervisor=supervisor,
+            long_steps=LongSteps(clock),
             registry=REGISTRY,
             config=self.config,
             metrics=Metrics(),
@@ -227,6 +229,7 @@ class Relight:
             await orchestrator.stop(self.config.shutdown_grace_seconds)
             await services.background.stop()
             await services.bodies.stop()
+            services.long_steps.stop()
             await services.recorder.stop()
             await services.supervisor.stop()
             await services.keeper.stop()

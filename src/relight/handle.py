@@ -9,6 +9,7 @@ import msgspec
 
 from relight.durations import Duration, parse_duration
 from relight.errors import (
+    ConfigError,
     CorruptionError,
     NonDeterminismError,
     RelightError,
@@ -22,11 +23,15 @@ from relight.flow.payloads import ValueCodec, rebuild_error
 from relight.flow.registry import REGISTRY
 from relight.model.blob import check_blob
 from relight.model.journal import ErrorRecord
+from relight.model.operations import OperationReport, StepPage, operations, page
+from relight.model.replay import restore
 from relight.model.run import Hold, Message, MessageKind, Run, Status
 from relight.model.text import check_name, prose
 
 if TYPE_CHECKING:
     from relight.engine import Relight
+
+MOST_STEPS = 10_000  # in one page
 
 
 class Handle:
@@ -47,6 +52,22 @@ class Handle:
     async def describe(self) -> Run:
         """The whole row: status, hold and reason, owner, times."""
         return await self._relight.row(self.id)
+
+    async def steps(self, *, limit: int = 100, cursor: str | None = None) -> StepPage:
+        """One page of the run's steps, child runs included: what has ended, in the order of that, then what is running or
+        backing off. Each with its start, end, attempt and last error. Pass its next_cursor to get the next page."""
+        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST_STEPS:
+            raise ConfigError(f"steps(limit={limit!r}): give a whole number from 1 to {MOST_STEPS}")
+        return page(await self.operations(), limit, cursor)
+
+    async def operations(self) -> list[OperationReport]:
+        """Every operation in its journal, waits and child runs included. CorruptionError if that cannot be read."""
+        row = await self._relight.row(self.id)
+        services = self._relight.services
+        (journal,) = await services.store.read([row.root_id])
+        if isinstance(journal, Exception):
+            raise journal
+        return operations(restore(journal), row, services.clock.now())
 
     async def result(self, timeout: Duration | None = None) -> Any:
         """Wait for the end: the flow's result, typed by its annotation.

@@ -316,7 +316,8 @@ def test_explain_gives_json(scene):
     found = answer("explain", "order", "--module", MODULE, cwd=scene)
     assert set(found) == {
         *("run", "sentence", "status", "flow", "owner", "owner_alive", "last_heartbeat", "lease_expires_at"),
-        *("epoch", "created_at", "updated_at", "last_entry", "last_operation", "waits_for", "unread", "plan", "events"),
+        *("epoch", "created_at", "updated_at", "last_entry", "last_operation", "waits_for", "unread", "steps", "plan"),
+        "events",
     }
     assert (found["run"], found["status"], found["owner_alive"]) == ("order", "running", False)
     assert found["last_operation"] == "shop_price"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from relight import Relight, Retry, flow, step, wait_for
+from relight import Relight, Retry, current_step, flow, step, wait_for
 from relight.backends.sqlite.store import SqliteStore
-from relight.cli.show import _ENDINGS
 from relight.clock import SYSTEM_CLOCK
+from relight.model.operations import _ENDINGS
 from relight.model.replay import Ending
 from tests.cli.command import relight
 
@@ -33,6 +34,17 @@ async def cli_child(n: int) -> int:
 @flow
 async def cli_parent(n: int) -> int:
     return await cli_child(await cli_add(n, n))
+
+
+@step(retry=Retry(attempts=2))
+async def cli_twice() -> None:
+    if current_step().attempt == 1:
+        raise OSError("not yet")
+
+
+@flow
+async def cli_flaky() -> None:
+    await cli_twice()
 
 
 @flow
@@ -91,10 +103,16 @@ def test_runs_says_when_there_are_more(folder):
 
 
 def test_looking_changes_nothing(folder):
-    before = json.loads(relight("show", "waiting", "--json", cwd=folder).stdout)
+    def shown() -> dict[str, Any]:
+        run: dict[str, Any] = json.loads(relight("show", "waiting", "--json", cwd=folder).stdout)
+        for one in run["operations"]:
+            assert one.pop("seconds") is not None  # which grow while it waits
+        return run
+
+    before = shown()
     assert before["status"] == "waiting"
     relight("runs", cwd=folder)
-    assert json.loads(relight("show", "waiting", "--json", cwd=folder).stdout) == before
+    assert shown() == before
 
 
 def test_show_has_the_row_and_its_operations(folder):
@@ -108,6 +126,20 @@ def test_show_has_the_row_and_its_operations(folder):
     child = json.loads(relight("show", "parent/cli_child", "--json", cwd=folder).stdout)
     assert (child["root"], child["parent"]) == ("parent", "parent")
     assert [one["key"] for one in child["operations"]] == ["cli_child/cli_add"]
+
+
+def test_show_has_times_and_errors_of_attempts(tmp_path):
+    folder = tmp_path
+    with Relight(tmp_path / "relight.db") as rl:
+        rl.run(cli_flaky, id="flaky")
+    run = json.loads(relight("show", "flaky", "--json", cwd=folder).stdout)
+    (one,) = run["operations"]
+    assert (one["attempt"], one["state"], one["error"], one["last_error"]) == (2, "done", None, "OSError: not yet")
+    assert run["created_at"] <= one["started_at"] <= one["ended_at"] <= run["updated_at"]
+    assert 0 <= one["seconds"] < 60
+    shown = relight("show", "flaky", cwd=folder, COLUMNS="250").stdout
+    assert "started" in shown
+    assert "after OSError: not yet" in shown
 
 
 def test_show_leaves_out_the_earlier_of_many_operations(folder):

@@ -159,6 +159,7 @@ def test_the_json_of_plan_and_explain_is_what_the_page_says():
         last_operation="",
         waits_for=[],
         unread=[],
+        steps=[],
         plan=planned,
         events=[],
     )

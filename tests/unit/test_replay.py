@@ -95,14 +95,14 @@ def test_a_completed_step():
 def test_a_step_in_flight_is_open_until_it_ends():
     started = j.StepStarted("charge#1", 1, 5.0, 35.0, True)
     state = replay(started)
-    assert state.open == {"charge#1": Open(2, "step", attempt=1, deadline=35.0, fatal=True, at=5.0)}
+    assert state.open == {"charge#1": Open(2, "step", attempt=1, deadline=35.0, fatal=True, at=5.0, began=5.0)}
     assert replay(started, failed("charge#1")).open == {}
     assert replay(started, failed("charge#1")).outcomes["charge#1"].error == ERROR
 
 
 def test_a_retrying_step_goes_on_with_the_next_attempt_and_is_no_longer_in_flight():
     state = replay(j.StepStarted("charge#1", 2, 5.0, 35.0, True), j.StepRetrying("charge#1", 2, ERROR, 60.0))
-    assert state.open == {"charge#1": Open(3, "step", attempt=3, until=60.0)}
+    assert state.open == {"charge#1": Open(3, "step", attempt=3, until=60.0, began=5.0, last_error=ERROR)}
 
 
 def test_a_step_that_was_run_again_keeps_its_place():
@@ -141,13 +141,13 @@ def test_a_retrying_flow_forgets_what_failed_under_it_and_keeps_what_completed()
     )
     assert set(state.outcomes) == {"sub#1/ok#1", "sub#10/bad#1", "bad#1"}
     assert set(state.open) == {"flaky#1", "sub#1"}
-    assert state.open["sub#1"] == Open(8, "run", attempt=2, until=20.0, at=1.0)
+    assert state.open["sub#1"] == Open(8, "run", attempt=2, until=20.0, at=1.0, last_error=ERROR)
 
 
 def test_a_retrying_root_forgets_every_failure():
     state = replay(step("ok#1"), failed("bad#1"), failed("sub#1/bad#1"), j.RunRetrying("", 1, ERROR, 20.0))
     assert set(state.outcomes) == {"ok#1"}
-    assert state.open == {"": Open(5, "run", attempt=2, until=20.0, at=1.0)}
+    assert state.open == {"": Open(5, "run", attempt=2, until=20.0, at=1.0, last_error=ERROR)}
 
 
 def test_cancellations_are_no_failures_to_forget():
@@ -170,6 +170,31 @@ def test_deaths_alone_and_trials_are_folded():
     assert replay(shared, shared, tried, alone).crashes == Crashes(3, 1, 1, 7.0, 3.0)
     passed = j.RunRecovered("", "me", None, 4.0, died=False)
     assert replay(shared, tried, alone, passed).crashes == Crashes(2, 1, 0, 7.0, 3.0)
+
+
+def test_that_a_long_step_was_begun_again_is_no_progress():
+    """Announced a second after each crash, it would keep a run that kills its processes from ever being held."""
+    recovered = j.RunRecovered("", "me", "you", 1.0)
+    assert replay(recovered, j.StepStarted("a#1", 1, 5.0, None, False), recovered).crashes.count == 2
+
+
+def test_times_and_errors_of_a_step_that_is_tried_again():
+    started = j.StepStarted("a#1", 2, 20.0, None, False)
+    retrying = j.StepRetrying("a#1", 1, ERROR, 19.0, 9_000_000, 4_000_000)
+    assert replay(retrying, started).open["a#1"] == Open(3, "step", 2, at=20.0, began=5.0, last_error=ERROR)
+    again = replay(retrying, started, started)  # by the next process, after a crash
+    assert again.open["a#1"] == Open(4, "step", 2, at=20.0, began=5.0, last_error=ERROR)
+    done = j.StepCompleted("a#1", Raw(b"1"), "", "fp", "digest", 2, 30_000_000, 10_000_000)
+    ended = replay(retrying, started, done).outcomes["a#1"]
+    assert (ended.began, ended.at, ended.attempt, ended.last_error) == (5.0, 30.0, 2, ERROR)
+    at_once = replay(msgspec.structs.replace(done, attempt=1)).outcomes["a#1"]
+    assert (at_once.began, at_once.at, at_once.last_error) == (20.0, 30.0, None)
+
+
+def test_entries_of_an_older_version_have_no_times():
+    older = j.decode_event(b'["step","a#1",1,"","fp","digest",1]')
+    ended = replay(older).outcomes["a#1"]
+    assert (ended.began, ended.at) == (0.0, 0.0)
 
 
 def test_a_requested_cancellation_is_remembered():

@@ -12,6 +12,7 @@ from rich.table import Table
 from relight.cli.database import Database, Modules, looking, modules_of
 from relight.cli.recovery import as_dict
 from relight.cli.runs import local_time, utc_time
+from relight.cli.show import operation_as_dict, step_text
 from relight.cli.terminal import AsJson, make_console
 from relight.recovery.explain import Explanation
 
@@ -48,6 +49,7 @@ def _as_dict(found: Explanation) -> dict[str, Any]:
         "last_operation": found.last_operation,
         "waits_for": found.waits_for,
         "unread": found.unread,
+        "steps": [operation_as_dict(one) for one in found.steps],
         "plan": as_dict(found.plan),
         "events": [{"at": utc_time(line.at), "token": line.token, "text": line.text} for line in found.events],
     }
@@ -72,6 +74,8 @@ def _print(found: Explanation) -> None:
         facts.add_row("waits for", escape(wait))
     for message in found.unread:
         facts.add_row("unread", escape(message))
+    for one in found.steps:
+        facts.add_row(f"step {one.state}", escape(step_text(one)))
     facts.add_row("recovery would", escape(f"{found.plan.action.value}: {found.plan.reason}"))
     if found.plan.resumes_at:
         facts.add_row("at", escape(found.plan.resumes_at))

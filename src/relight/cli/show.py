@@ -10,20 +10,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from relight.cli.database import Database, looking
-from relight.cli.runs import describe, local_time, payload, status_text
+from relight.cli.runs import describe, local_time, payload, status_text, utc_time
 from relight.cli.terminal import AsJson, make_console
 from relight.errors import CorruptionError
-from relight.model.replay import Ending, Open, Outcome, TreeState, restore
+from relight.model.operations import OperationReport
 from relight.model.run import Run
-
-_ENDINGS = {
-    Ending.OK: "done",
-    Ending.ERROR: "failed",
-    Ending.CANCELLED: "cancelled",
-    Ending.TIMED_OUT: "timed out",
-    Ending.GIVEN_UP: "given up",
-    Ending.UNSEEN: "not heard of",
-}
 
 
 def show(
@@ -36,59 +27,41 @@ def show(
 ) -> None:
     """Show one run: its row, and every operation in its journal."""
     with looking(db) as rl:
-        row = rl.get(run).describe()
-        # The store itself is asked, as `explain` would: the engine has no public way to read a journal.
-        (journal,) = rl.call(rl.relight.services.store.read([row.root_id]))
-    operations: list[dict[str, Any]] = []
-    trouble: str | None = None
-    try:
-        if isinstance(journal, Exception):
-            raise journal
-        operations = _operations(restore(journal), row)
-    except CorruptionError as error:
-        trouble = str(error)
+        handle = rl.get(run)
+        row = handle.describe()
+        operations: list[OperationReport] = []
+        trouble: str | None = None
+        try:
+            operations = handle.operations()
+        except CorruptionError as error:
+            trouble = str(error)
     if as_json:
-        print(json.dumps({**describe(row), "operations": operations, "journal_error": trouble}, indent=2))
+        listed = [operation_as_dict(one) for one in operations]
+        print(json.dumps({**describe(row), "operations": listed, "journal_error": trouble}, indent=2))
         return
     _print(row, operations, trouble, last or len(operations))
 
 
-def _operations(state: TreeState, row: Run) -> list[dict[str, Any]]:
-    """Everything recorded in this run (its child runs included), in journal order: ended, then begun and not ended."""
-    prefix = "" if row.is_root else row.id.removeprefix(row.root_id + "/") + "/"
-    ended = [(o.sequence, _ended(k, o)) for k, o in state.outcomes.items() if k and k.startswith(prefix)]
-    begun = [(o.sequence, _begun(k, o)) for k, o in state.open.items() if k and k.startswith(prefix)]
-    return [operation for _, operation in sorted(ended, key=_place) + sorted(begun, key=_place)]
-
-
-def _place(found: tuple[int, dict[str, Any]]) -> int:
-    return found[0]
-
-
-def _ended(key: str, outcome: Outcome) -> dict[str, Any]:
-    error = outcome.error
+def operation_as_dict(one: OperationReport) -> dict[str, Any]:
+    """An operation as JSON, in the same way as a run's row."""
     return {
-        "key": key,
-        "kind": outcome.kind,
-        "state": _ENDINGS[outcome.ending],
-        "attempt": outcome.attempt,
-        "output": payload(bytes(outcome.output), outcome.blob) if outcome.ending is Ending.OK else None,
-        "error": None if error is None else f"{error.type.rpartition(':')[2]}: {error.message}",
+        "key": one.key,
+        "kind": one.kind,
+        "state": one.state,
+        "attempt": one.attempt,
+        "started_at": utc_time(one.started_at),
+        "attempt_started_at": utc_time(one.attempt_started_at),
+        "ended_at": utc_time(one.ended_at),
+        "seconds": None if one.seconds is None else round(one.seconds, 6),
+        "until": utc_time(one.until),
+        "deadline": utc_time(one.deadline),
+        "output": None if one.output is None else payload(one.output, one.output_blob),
+        "error": one.error,
+        "last_error": one.last_error,
     }
 
 
-def _begun(key: str, begun: Open) -> dict[str, Any]:
-    return {
-        "key": key,
-        "kind": begun.kind,
-        "state": "waiting" if begun.kind == "wait" or begun.until is not None else "begun",
-        "attempt": begun.attempt,
-        "output": None,
-        "error": None,
-    }
-
-
-def _print(row: Run, operations: list[dict[str, Any]], trouble: str | None, last: int) -> None:
+def _print(row: Run, operations: list[OperationReport], trouble: str | None, last: int) -> None:
     console = make_console()
     facts = Table(show_header=False, box=None, pad_edge=False)
     facts.add_column(style="dim")
@@ -118,12 +91,45 @@ def _print(row: Run, operations: list[dict[str, Any]], trouble: str | None, last
         console.print(_table(operations[-last:]))
 
 
-def _table(operations: list[dict[str, Any]]) -> Table:
-    table = Table("operation", "kind", "state", "attempt", "result", box=None, header_style="bold", pad_edge=False)
+def _table(operations: list[OperationReport]) -> Table:
+    headings = ("operation", "kind", "state", "attempt", "started", "took", "result")
+    table = Table(*headings, box=None, header_style="bold", pad_edge=False)
     for one in operations:
-        result = one["error"] or ("" if one["output"] is None else _short(one["output"]))
-        table.add_row(escape(one["key"]), one["kind"], one["state"], str(one["attempt"]), escape(result))
+        table.add_row(
+            escape(one.key),
+            one.kind,
+            one.state,
+            str(one.attempt),
+            local_time(one.started_at),
+            "" if one.seconds is None else _duration(one.seconds),
+            escape(_result(one)),
+        )
     return table
+
+
+def _result(one: OperationReport) -> str:
+    """What came of it; of one that was tried more than once, how the last attempt failed."""
+    if one.error is not None:
+        return one.error
+    parts = []
+    if one.output is not None:
+        parts.append(_short(payload(one.output, one.output_blob)))
+    if one.until is not None and one.state in ("waiting", "backing off"):
+        parts.append(f"until {local_time(one.until)}")
+    if one.last_error is not None:
+        parts.append(f"after {one.last_error}")
+    return ", ".join(parts)
+
+
+def step_text(one: OperationReport) -> str:
+    """A step that is running or backing off, on one line."""
+    took = "" if one.seconds is None else f", for {_duration(one.seconds)}"
+    result = _result(one)
+    return f"{one.key}, attempt {one.attempt}{took}" + (f", {result}" if result else "")
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds * 1000:.1f}ms" if seconds < 1 else f"{seconds:.1f}s"
 
 
 def _short(value: Any) -> str:

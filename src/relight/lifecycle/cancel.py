@@ -117,7 +117,7 @@ def _interrupt(run: LiveRun, operation: Operation) -> None:
     if operation.unheard or not operation.ends_later:
         if operation.recorded:  # what came for it is for whoever waits for it next, in clean-up perhaps
             if not operation.unheard:
-                run.record(j.OperationCancelled(operation.key, by_flow=True))
+                run.record(j.OperationCancelled(operation.key, by_flow=True, at=run.now()))
             operation.take_back()
         operation.stop()
         run.forget(operation)
@@ -135,7 +135,8 @@ def _interrupt(run: LiveRun, operation: Operation) -> None:
 def end(operation: Operation) -> None:
     """What an operation did was cancelled, or never began: that is its end."""
     operation.error = GIVEN_UP
-    operation.run.record(j.OperationCancelled(operation.key, by_flow=not operation.interrupted), operation)
+    run = operation.run
+    run.record(j.OperationCancelled(operation.key, by_flow=not operation.interrupted, at=run.now()), operation)
 
 
 def begin_grace(run: LiveRun) -> None:

@@ -95,7 +95,7 @@ async def _ended_badly(run: LiveRun, scope: Scope, key: str, error: BaseExceptio
         _note_end(run, key, j.RunCancelled(key, run.cancel_reason or "", run.services.clock.now()), run.cancel_reason)
     elif isinstance(error, asyncio.CancelledError) and execute.is_being_cancelled():
         # Replay calls its code again, and comes to the same end: nothing has to be waited for.
-        by_flow = j.OperationCancelled(key, by_flow=True)
+        by_flow = j.OperationCancelled(key, by_flow=True, at=run.now())
         _note_end(run, key, by_flow, "the flow that called it gave up on it")
     else:
         error = step_bodies.recordable(error, what)

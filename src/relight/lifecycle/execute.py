@@ -248,7 +248,7 @@ class _BackOff(Operation):
         until = run.services.clock.now() + retry.delay_after(call.attempt, run.services.entropy.random())
         text = f"run {run.run_id(call.key)}: attempt {call.attempt} failed: {self._failure!r}"
         log(logging.INFO, Token.RUN_RETRYING, text)
-        run.record(j.RunRetrying(call.key, call.attempt, record_error(self._failure), until))
+        run.record(j.RunRetrying(call.key, call.attempt, record_error(self._failure), until, run.now()))
         run.set_running()
         self._wait(until)
 

@@ -171,7 +171,7 @@ def _ended(run: LiveRun, path: str) -> Outcome | None:
 
 def _record(run: LiveRun, scope: Scope, key: str, item: _Item, data: bytes, end: Operation) -> None:
     output, blob = run.payload(data)
-    run.record(ItemCompleted(item.scope_path, key, item.index, item.digest, output, blob), end)
+    run.record(ItemCompleted(item.scope_path, key, item.index, item.digest, output, blob, run.now()), end)
     run.writer.item(
         ItemResult(
             run_id=run.run_id(scope.run_key),

@@ -128,7 +128,9 @@ async def _calm(run: LiveRun, grace_seconds: float) -> float:
 
 def body_ended(run: LiveRun, key: str) -> None:
     """A step's body is no longer under way. What came of it is recorded before whoever waits for the last one goes on."""
-    run.inflight.pop(key, None)
+    ended = run.inflight.pop(key, None)
+    if ended is not None:
+        run.services.long_steps.drop(ended)
     if run.calm is not None and not run.inflight and not run.calm.done():
         run.calm.set_result(None)
 

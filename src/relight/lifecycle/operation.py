@@ -137,7 +137,7 @@ class Operation(asyncio.Future[Any]):
         if self.recorded:
             # Too late for what was done, but the flow never hears of it; and replay must know that, before anything follows.
             for key in self.entries:
-                self.run.record(OperationCancelled(key, by_flow=True, again=self.given_up))
+                self.run.record(OperationCancelled(key, True, self.given_up, self.run.now()))
             self.run.unsettled += 1
             self.take_back()
         elif self.lingers and lingers(self.run.replay, self):
@@ -146,7 +146,7 @@ class Operation(asyncio.Future[Any]):
             return True
         else:
             if self.begun is not None or self.waiting:
-                self.run.note(OperationCancelled(self.key, by_flow=True))
+                self.run.note(OperationCancelled(self.key, by_flow=True, at=self.run.now()))
             self.stop()
         self.run.forget(self)
         return super().cancel(msg)

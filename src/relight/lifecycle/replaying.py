@@ -227,7 +227,7 @@ def _inside(replay: Replay) -> tuple[str, ...]:
 def change_foreach(run: LiveRun, replay: Replay, key: str, cut: int = sys.maxsize) -> None:
     """This foreach goes another way than before: nothing recorded from index `cut` on counts, and the rest is kept."""
     replay.changed.add(key)
-    run.when_live(lambda: run.record(ForeachCut(key, cut)))
+    run.when_live(lambda: run.record(ForeachCut(key, cut, run.now())))
     replay.loosen(key)
 
 

@@ -44,6 +44,7 @@ class RunRecord:
         "id",
         "keeper",
         "max_bytes",
+        "now",
         "over",
         "row",
         "services",
@@ -57,6 +58,7 @@ class RunRecord:
 
     def __init__(self, services: Services, row: Run, epoch: int, sequence: int, told: Told) -> None:
         self.services = services
+        self.now = services.clock.now  # for the times of entries
         self.id = row.id
         self.row = row
         self.status = row.status  # as the store has it

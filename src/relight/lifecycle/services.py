@@ -15,6 +15,7 @@ from relight.lifecycle.blocking_watch import BlockingWatch
 from relight.lifecycle.bodies import Bodies
 from relight.lifecycle.floor import Floor
 from relight.lifecycle.keeper import Keeper
+from relight.lifecycle.long_steps import LongSteps
 from relight.lifecycle.record import Recorder
 from relight.lifecycle.thread_pool import Threads
 from relight.metrics import Metrics
@@ -39,6 +40,7 @@ class Services(msgspec.Struct, frozen=True):
     watch: BlockingWatch
     background: Background
     supervisor: Supervisor
+    long_steps: LongSteps
     registry: Registry
     config: Config
     metrics: Metrics

@@ -63,14 +63,14 @@ class _Spawn(Operation):
 
     def fail(self, error: Exception) -> None:
         self.error = error
-        self.run.record(j.RunSpawned(self.key, self._id, record_error(error)), self)
+        self.run.record(j.RunSpawned(self.key, self._id, record_error(error), self.run.now()), self)
 
     def _record(self) -> None:
         run, flow = self.run, self._flow
         at = run.services.clock.now()
         raw, blob = run.payload(self._data)
         first = j.encode_event(j.RunCreated("", flow.name, flow.fingerprint, raw, blob, at, parent=run.id))
-        run.record(j.RunSpawned(self.key, self._id), self)
+        run.record(j.RunSpawned(self.key, self._id, None, at), self)
         run.writer.insert(
             Run(
                 id=self._id,
@@ -179,13 +179,14 @@ class _Join(waits.Receive):
             self.error = rebuild_error(error)
         else:
             self.value = run.open(self._flow.result, Outcome(0, "wait", Ending.OK, msgspec.Raw(data)))
-        run.record(j.RunJoined(self.key, output, row.output_blob, error, 0 if message is None else message.id), self)
+        message_id = 0 if message is None else message.id
+        run.record(j.RunJoined(self.key, output, row.output_blob, error, message_id, run.now()), self)
         if message is not None:
             run.writer.consume([message.id])
 
     def fail(self, error: Exception) -> None:
         self.error = error
-        self.run.record(j.RunJoined(self.key, j.NULL, "", record_error(error), 0), self)
+        self.run.record(j.RunJoined(self.key, j.NULL, "", record_error(error), 0, self.run.now()), self)
 
     def accept(self, outcome: Outcome) -> bool:
         if outcome.error is not None:

@@ -80,7 +80,9 @@ def completed(op: StepOperation, result: Any, attempt: int) -> None:
         output, blob = Raw(data), ""
     else:
         output, blob = run.payload(data)
-    entry = StepCompleted(op.key, output, blob, step.fingerprint, op.digest, attempt)
+    at = run.now()
+    took_us = int((at - op.began) * 1e6)
+    entry = StepCompleted(op.key, output, blob, step.fingerprint, op.digest, attempt, int(at * 1e6), took_us)
     if op.on_result is None:
         op.recorded = True  # as run.record() does
         if run.status is not RUNNING:
@@ -103,7 +105,14 @@ def ended_badly(op: StepOperation, error: BaseException, attempt: int = 1) -> No
             cancel.end(op)
             return
     op.error = recordable(error, op.step.what)
-    run.record(StepFailed(op.key, record_error(op.error), op.step.fingerprint, op.digest, attempt), op)
+    record = record_error(op.error)
+    run.record(StepFailed(op.key, record, op.step.fingerprint, op.digest, attempt, *_times(op)), op)
+
+
+def _times(op: StepOperation) -> tuple[int, int]:
+    """Now, and for how long its attempt was under way; in microseconds."""
+    at = op.run.now()
+    return int(at * 1e6), int((at - op.began) * 1e6)
 
 
 def ordinary(error: BaseException, what: str) -> BaseException:
@@ -153,10 +162,10 @@ async def _attempts(op: StepOperation) -> None:
                 ended_badly(op, caught, attempt)
                 return
             delay = step.retry.delay_after(attempt, run.services.entropy.random())
-            until = run.services.clock.now() + delay
+            until = run.now() + delay
             text = f"run {run.id}: step {op.key!r} failed, attempt {attempt}: {caught!r}"
             log(logging.INFO, Token.STEP_RETRYING, text)
-            run.record(StepRetrying(op.key, attempt, record_error(caught), until))
+            run.record(StepRetrying(op.key, attempt, record_error(caught), until, *_times(op)))
             run.set_running()
         else:
             return
@@ -237,14 +246,18 @@ async def _body(op: StepOperation, info: StepInfo, deadline: float | None, slot:
 
 
 async def _call(op: StepOperation, info: StepInfo, slot: Slot | None) -> Any:
-    op.run.inflight[op.key] = op
+    run, step = op.run, op.step
+    run.inflight[op.key] = op
+    op.began = run.now()
+    if step.timeout_seconds is None and step.on_crash != "fail":  # else its start is journaled already
+        run.services.long_steps.add(op, info.attempt)
     try:
-        if not op.step.is_async:
+        if not step.is_async:
             return await _call_in_thread(op, info, slot)
         CURRENT.set(info)
-        return await op.step.fn(*op.args, **op.kwargs)
+        return await step.fn(*op.args, **op.kwargs)
     finally:
-        hold.body_ended(op.run, op.key)
+        hold.body_ended(run, op.key)
 
 
 class _LapsedError(Exception):
@@ -261,6 +274,7 @@ async def _call_in_thread(op: StepOperation, info: StepInfo, slot: Slot | None) 
             raise _LapsedError
         if op.done() or op.cut_short() or run.over or run.stopping is not None:
             raise asyncio.CancelledError  # nobody wants it any more: it waited long for a thread
+        op.began = run.now()
         return step.fn(*op.args, **op.kwargs)
 
     op.in_thread = True

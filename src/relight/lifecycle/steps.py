@@ -36,7 +36,7 @@ _init_future = asyncio.Future.__init__
 class StepOperation(Operation):
     """One step call of a flow."""
 
-    __slots__ = ("args", "context", "coro", "digest", "kwargs", "on_result", "step", "task")
+    __slots__ = ("args", "began", "context", "coro", "digest", "kwargs", "on_result", "step", "task")
 
     kind = "step"
     ends_later = True
@@ -99,6 +99,7 @@ class StepOperation(Operation):
 
     def first_stretch(self) -> Any:
         run = self.run
+        self.began = run.now()
         plainly = not (
             not self.step.plain
             or (run.unsettled and run.is_unsettled())
@@ -120,6 +121,7 @@ class StepOperation(Operation):
             self.coro = coro
             if plainly:
                 run.inflight[self.key] = self
+                run.services.long_steps.add(self, 1)
         return awaited
 
     def close(self, error: BaseException) -> None:

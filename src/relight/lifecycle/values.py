@@ -25,7 +25,7 @@ def take(run: LiveRun, scope: Scope, name: str) -> Any:
     if recorded is not None:
         return codec.open(bytes(recorded.output))
     data, value = codec.seal(make(run.services.clock, run.services.entropy))
-    _record(run, ValueRecorded(key, msgspec.Raw(data)))
+    _record(run, ValueRecorded(key, msgspec.Raw(data), run.now()))
     return value
 
 

@@ -270,7 +270,7 @@ class Signal(Receive):
             return
         self._open(data)
         output, blob = (NULL, message.payload_blob) if message.payload_blob else run.payload(data)
-        run.record(SignalReceived(self.key, output, blob, message.id, self._name), self)
+        run.record(SignalReceived(self.key, output, blob, message.id, self._name, run.now()), self)
         run.writer.consume([message.id])
 
     def take_back(self) -> None:

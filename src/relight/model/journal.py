@@ -7,6 +7,10 @@ to outcome is the whole replayed state of a tree.
 
 Events are JSON arrays led by a short tag (see `tag=`); fields are positional, so a new field goes at the end, with a
 default, and no field is ever removed or reordered.
+
+Every event says when it was recorded (`at`), by the clock of the store where it has one; 0 in entries that were written
+before events said so. The end of a step's attempt says, too, how long that took. These times are in whole microseconds
+(`at_us`, `took_us`): there is one for every step, and to write a float takes longer than the rest of the entry.
 """
 
 from __future__ import annotations
@@ -69,6 +73,7 @@ class RunRetrying(Event, tag="retrying"):
     attempt: int  # the attempt that failed
     error: ErrorRecord
     until: float
+    at: float = 0.0
 
 
 class RunRecovered(Event, tag="recovered"):
@@ -112,7 +117,8 @@ class Deadlocked(Event, tag="deadlocked"):
 
 
 class StepStarted(Event, tag="started"):
-    """Written before a step whose start must be known after a crash: it has a timeout, or on_crash="fail"."""
+    """Written before a step whose start must be known after a crash: it has a timeout, or on_crash="fail". And while a step is
+    under way that takes long, so that it can be seen (`long_steps.py`). It is no progress of the run."""
 
     attempt: int
     at: float
@@ -124,6 +130,8 @@ class StepRetrying(Event, tag="retry"):
     attempt: int  # the attempt that failed
     error: ErrorRecord
     until: float
+    at_us: int = 0
+    took_us: int = 0
 
 
 class StepCompleted(Event, tag="step"):
@@ -132,6 +140,8 @@ class StepCompleted(Event, tag="step"):
     fingerprint: str  # of the step's code and options
     digest: str  # of its arguments
     attempt: int
+    at_us: int = 0
+    took_us: int = 0
 
 
 class StepFailed(Event, tag="error"):
@@ -139,6 +149,8 @@ class StepFailed(Event, tag="error"):
     fingerprint: str
     digest: str
     attempt: int
+    at_us: int = 0
+    took_us: int = 0
 
 
 class OperationCancelled(Event, tag="interrupted"):
@@ -151,12 +163,14 @@ class OperationCancelled(Event, tag="interrupted"):
 
     by_flow: bool = False
     again: bool = False
+    at: float = 0.0
 
 
 class ValueRecorded(Event, tag="value"):
     """now(), random(), uuid(): what the flow saw."""
 
     value: Raw
+    at: float = 0.0
 
 
 # ---- waits
@@ -181,11 +195,13 @@ class SignalReceived(Event, tag="signal"):
     blob: str
     message_id: int
     name: str = ""
+    at: float = 0.0
 
 
 class RunSpawned(Event, tag="spawned"):
     run_id: str
     error: ErrorRecord | None = None  # it could not be: the id is taken
+    at: float = 0.0
 
 
 class RunJoined(Event, tag="joined"):
@@ -195,6 +211,7 @@ class RunJoined(Event, tag="joined"):
     blob: str
     error: ErrorRecord | None
     message_id: int
+    at: float = 0.0
 
 
 # ---- foreach
@@ -208,6 +225,7 @@ class ItemCompleted(Event, tag="item"):
     digest: str
     output: Raw
     blob: str
+    at: float = 0.0
 
 
 class ForeachCut(Event, tag="cut"):
@@ -215,6 +233,7 @@ class ForeachCut(Event, tag="cut"):
     longer counts, and the rest is found whenever it is asked for, since the order of before no longer holds."""
 
     index: int
+    at: float = 0.0
 
 
 AnyEvent = (

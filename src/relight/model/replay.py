@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import bisect
-import enum
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,75 +15,34 @@ from msgspec import Raw
 from relight.errors import CorruptionError
 from relight.model import journal as j
 from relight.model.crashes import NO_CRASHES, Crashes
-from relight.model.journal import NULL, ErrorRecord
+from relight.model.journal import NULL
+from relight.model.outcomes import (
+    INTERRUPTED,
+    Cancellation,
+    Ending,
+    Open,
+    Outcome,
+    Unclaimed,
+    item_index,
+    item_path,
+    item_scope,
+)
 
-INTERRUPTED = "relight.errors:StepInterruptedError"  # as error records name it
-
-
-class Ending(enum.IntEnum):
-    """How an operation ended."""
-
-    OK = 0
-    ERROR = 1
-    CANCELLED = 2
-    TIMED_OUT = 3
-    GIVEN_UP = 4  # the flow gave up on it, and what it had begun was cancelled
-    UNSEEN = 5  # it ended, but the flow had given up on it before it heard of that
-
-
-class Outcome(msgspec.Struct, array_like=True, gc=False):
-    """The recorded end of one operation: what a replayed flow is given instead of doing it again."""
-
-    sequence: int
-    kind: str  # step | run | wait | timer | value | spawn | item: what was asked for, to notice a flow that changed
-    ending: Ending
-    output: Raw = NULL
-    blob: str = ""
-    error: ErrorRecord | None = None
-    fingerprint: str = ""
-    digest: str = ""
-    attempt: int = 1
-    foreach: str = ""  # items only: their foreach's key and index
-    index: int = 0
-    message_id: int = 0  # signals only: which it was, and its name
-    name: str = ""
-    again: bool = False  # unseen only: the flow gave up on it twice
-
-    @property
-    def interrupted(self) -> bool:
-        """A step that may not be repeated was running when its process died."""
-        return self.error is not None and self.error.type == INTERRUPTED
-
-
-class Open(msgspec.Struct, array_like=True):
-    """An operation that has begun and not ended: what a crash must not forget about it."""
-
-    sequence: int
-    kind: str  # step | run | wait
-    attempt: int = 1  # the attempt under way (or next, while `until` is a back-off)
-    deadline: float | None = None
-    fatal: bool = False  # on_crash="fail", and this attempt was under way
-    until: float | None = None  # end of a back-off or of a wait
-    what: str = ""  # waits: sleep | timer | signal | run
-    name: str = ""
-    at: float = 0.0
-
-
-class Unclaimed(msgspec.Struct, array_like=True, gc=False):
-    """A signal that was taken for a wait which the flow had given up on: for whoever waits for it next."""
-
-    message_id: int
-    name: str
-    output: Raw
-    blob: str
-
-
-class Cancellation(msgspec.Struct, array_like=True):
-    """That the run was cancelled, and where in its journal. See CancelRequested."""
-
-    sequence: int
-    reason: str
-    unheard: list[str] = []
+__all__ = [
+    "INTERRUPTED",
+    "Cancellation",
+    "Ending",
+    "Open",
+    "Outcome",
+    "TreeState",
+    "Unclaimed",
+    "encode_state",
+    "item_index",
+    "item_path",
+    "item_scope",
+    "restore",
+    "retried_at",
+]
 
 
 def retried_at(retried: Mapping[str, int], key: str) -> int:
@@ -112,13 +70,20 @@ class TreeState(msgspec.Struct):
     def apply(self, sequence: int, event: j.AnyEvent) -> None:
         """Fold one entry in. Order matters: entries come in sequence, without gaps."""
         self.sequence = sequence
-        self.crashes = self.crashes.after(event) if type(event) is j.RunRecovered else NO_CRASHES
-        _FOLD[type(event)](self, sequence, event)
+        kind = type(event)
+        if type(event) is j.RunRecovered:
+            self.crashes = self.crashes.after(event)
+        elif kind is not j.StepStarted:  # which says that something was tried again, and not that it succeeded
+            self.crashes = NO_CRASHES
+        _FOLD[kind](self, sequence, event)
 
     def end(self, key: str, outcome: Outcome) -> None:
         """Record an ending. A step that was executed once more because its code had changed keeps its place: the flow is given
         it there again. Not so what an earlier attempt of its flow had finished: that has no place any more."""
-        self.open.pop(key, None)
+        begun = self.open.pop(key, None)
+        if begun is not None:
+            outcome.began = begun.began or begun.at or outcome.began
+            outcome.last_error = begun.last_error
         before = self.outcomes.get(key)
         if before is not None:
             if before.sequence > self.retried_at(key):
@@ -188,25 +153,6 @@ def _lasts(outcome: Outcome) -> bool:
     return outcome.interrupted or (outcome.ending not in _FAILED and outcome.kind != "timer")
 
 
-def item_scope(foreach: str, index: int, digest: str) -> str:
-    """The scope of one foreach item: position and content, so that a changed item finds none of the old one's work."""
-    return f"{foreach}[{index}@{digest}]"
-
-
-def item_path(foreach: str, key: str) -> str | None:
-    """The scope of the item of `foreach` that `key` is, or lies in."""
-    if not key.startswith(foreach + "["):
-        return None
-    return key[: key.index("]", len(foreach)) + 1]
-
-
-def item_index(foreach: str, key: str) -> int | None:
-    """The index of the item of `foreach` that `key` lies in, if it does."""
-    if not key.startswith(foreach + "["):
-        return None
-    return int(key[len(foreach) + 1 : key.index("@", len(foreach))])
-
-
 # ---- the fold, one function per kind of event
 
 
@@ -222,21 +168,22 @@ def _created(s: TreeState, n: int, e: j.RunCreated) -> None:
 
 
 def _run_completed(s: TreeState, n: int, e: j.RunCompleted) -> None:
-    s.end(e.key, Outcome(n, "run", Ending.OK, e.output, e.blob))
+    s.end(e.key, Outcome(n, "run", Ending.OK, e.output, e.blob, at=e.at))
 
 
 def _run_failed(s: TreeState, n: int, e: j.RunFailed) -> None:
-    s.end(e.key, Outcome(n, "run", Ending.ERROR, error=e.error))
+    s.end(e.key, Outcome(n, "run", Ending.ERROR, error=e.error, at=e.at))
 
 
 def _run_cancelled(s: TreeState, n: int, e: j.RunCancelled) -> None:
-    s.end(e.key, Outcome(n, "run", Ending.CANCELLED))
+    s.end(e.key, Outcome(n, "run", Ending.CANCELLED, at=e.at))
 
 
 def _run_retrying(s: TreeState, n: int, e: j.RunRetrying) -> None:
     s.forget_failures(e.key)
     created = s.children.get(e.key, s.created)
-    s.open[e.key] = Open(n, "run", attempt=e.attempt + 1, until=e.until, at=created.at if created else 0.0)
+    at = created.at if created else 0.0
+    s.open[e.key] = Open(n, "run", attempt=e.attempt + 1, until=e.until, at=at, last_error=e.error)
     s.retried[e.key] = n
 
 
@@ -259,39 +206,55 @@ def _deadlocked(s: TreeState, n: int, e: j.Deadlocked) -> None:
 
 
 def _step_started(s: TreeState, n: int, e: j.StepStarted) -> None:
-    s.open[e.key] = Open(n, "step", attempt=e.attempt, deadline=e.deadline, fatal=e.fatal, at=e.at)
+    begun = Open(n, "step", attempt=e.attempt, deadline=e.deadline, fatal=e.fatal, at=e.at, began=e.at)
+    before = s.open.get(e.key)
+    if before is not None:  # an earlier attempt, or the same one before a crash
+        begun.began = before.began or e.at
+        begun.last_error = before.last_error
+    s.open[e.key] = begun
 
 
 def _step_retrying(s: TreeState, n: int, e: j.StepRetrying) -> None:
-    s.open[e.key] = Open(n, "step", attempt=e.attempt + 1, until=e.until)
+    before = s.open.get(e.key)
+    began = (e.at_us - e.took_us) * 1e-6 if before is None else before.began or before.at
+    s.open[e.key] = Open(n, "step", attempt=e.attempt + 1, until=e.until, began=began, last_error=e.error)
 
 
 def _step_completed(s: TreeState, n: int, e: j.StepCompleted) -> None:
-    s.end(e.key, Outcome(n, "step", Ending.OK, e.output, e.blob, None, e.fingerprint, e.digest, e.attempt))
+    ended = Outcome(n, "step", Ending.OK, e.output, e.blob, None, e.fingerprint, e.digest, e.attempt)
+    ended.at, ended.began = e.at_us * 1e-6, (e.at_us - e.took_us) * 1e-6
+    s.end(e.key, ended)
 
 
 def _step_failed(s: TreeState, n: int, e: j.StepFailed) -> None:
-    s.end(e.key, Outcome(n, "step", Ending.ERROR, NULL, "", e.error, e.fingerprint, e.digest, e.attempt))
+    ended = Outcome(n, "step", Ending.ERROR, NULL, "", e.error, e.fingerprint, e.digest, e.attempt)
+    ended.at, ended.began = e.at_us * 1e-6, (e.at_us - e.took_us) * 1e-6
+    s.end(e.key, ended)
 
 
 def _operation_cancelled(s: TreeState, n: int, e: j.OperationCancelled) -> None:
     if not e.by_flow:
-        s.end(e.key, Outcome(n, "any", Ending.CANCELLED))
+        s.end(e.key, Outcome(n, "any", Ending.CANCELLED, at=e.at))
         return
     before = s.outcomes.get(e.key)
     if before is not None and not s.is_kept(e.key, before):  # it had ended, but the flow did not hear of it any more
         s.take_back(before)
         error = before.error if before.interrupted else None  # a flow that is called again must not execute it either
-        s.outcomes[e.key] = Outcome(before.sequence, before.kind, Ending.UNSEEN, error=error, again=e.again)
+        unseen = Outcome(before.sequence, before.kind, Ending.UNSEEN, error=error, again=e.again)
+        unseen.at, unseen.began = before.at, before.began
+        s.outcomes[e.key] = unseen
         return
     begun = s.open.pop(e.key, None)
     if begun is None or begun.kind != "wait":  # a wait that was given up on leaves nothing to be told of
         s.outcomes.pop(e.key, None)
-        s.outcomes[e.key] = Outcome(n, "any", Ending.GIVEN_UP)
+        given_up = Outcome(n, "any", Ending.GIVEN_UP, at=e.at)
+        if begun is not None:
+            given_up.began, given_up.last_error = begun.began or begun.at, begun.last_error
+        s.outcomes[e.key] = given_up
 
 
 def _value(s: TreeState, n: int, e: j.ValueRecorded) -> None:
-    s.end(e.key, Outcome(n, "value", Ending.OK, e.value))
+    s.end(e.key, Outcome(n, "value", Ending.OK, e.value, at=e.at))
 
 
 def _wait_started(s: TreeState, n: int, e: j.WaitStarted) -> None:
@@ -301,26 +264,27 @@ def _wait_started(s: TreeState, n: int, e: j.WaitStarted) -> None:
 def _fired(s: TreeState, n: int, e: j.TimerFired) -> None:
     begun = s.open.get(e.key)
     kind = "timer" if begun is not None and begun.what == "timer" else "wait"
-    s.end(e.key, Outcome(n, kind, Ending.TIMED_OUT if e.timed_out else Ending.OK))
+    s.end(e.key, Outcome(n, kind, Ending.TIMED_OUT if e.timed_out else Ending.OK, at=e.at))
 
 
 def _signal(s: TreeState, n: int, e: j.SignalReceived) -> None:
-    s.end(e.key, Outcome(n, "wait", Ending.OK, e.payload, e.blob, message_id=e.message_id, name=e.name))
+    s.end(e.key, Outcome(n, "wait", Ending.OK, e.payload, e.blob, message_id=e.message_id, name=e.name, at=e.at))
     if s.unclaimed:
         s.unclaimed = [one for one in s.unclaimed if one.message_id != e.message_id]
 
 
 def _spawned(s: TreeState, n: int, e: j.RunSpawned) -> None:
     ending = Ending.ERROR if e.error else Ending.OK
-    s.end(e.key, Outcome(n, "spawn", ending, Raw(msgspec.json.encode(e.run_id)), error=e.error))
+    s.end(e.key, Outcome(n, "spawn", ending, Raw(msgspec.json.encode(e.run_id)), error=e.error, at=e.at))
 
 
 def _joined(s: TreeState, n: int, e: j.RunJoined) -> None:
-    s.end(e.key, Outcome(n, "wait", Ending.ERROR if e.error else Ending.OK, e.output, e.blob, e.error))
+    s.end(e.key, Outcome(n, "wait", Ending.ERROR if e.error else Ending.OK, e.output, e.blob, e.error, at=e.at))
 
 
 def _item(s: TreeState, n: int, e: j.ItemCompleted) -> None:
-    s.end(e.key, Outcome(n, "item", Ending.OK, e.output, e.blob, digest=e.digest, foreach=e.foreach, index=e.index))
+    ended = Outcome(n, "item", Ending.OK, e.output, e.blob, digest=e.digest, foreach=e.foreach, index=e.index, at=e.at)
+    s.end(e.key, ended)
 
 
 def _cut(s: TreeState, n: int, e: j.ForeachCut) -> None:

@@ -9,11 +9,13 @@ import msgspec
 from relight.lifecycle.services import Services
 from relight.model.decisions import Action
 from relight.model.journal import ErrorRecord
+from relight.model.operations import OperationReport, error_text, operations
 from relight.model.replay import Open, TreeState
-from relight.model.run import RESUMED_BY_HAND, SERVER_LOG, Hold, LogLine, Message, Status
+from relight.model.run import RESUMED_BY_HAND, SERVER_LOG, Hold, LogLine, Message, Run, Status
 from relight.recovery.plan import Known, Planned, in_flight, know_one, planned
 
 LOG_LINES = 1000
+_OPEN = ("running", "begun", "backing off")
 
 
 class Explanation(msgspec.Struct, kw_only=True):
@@ -34,6 +36,7 @@ class Explanation(msgspec.Struct, kw_only=True):
     last_operation: str
     waits_for: list[str]
     unread: list[str]  # messages in its inbox that it has not taken in, oldest first
+    steps: list[OperationReport]  # that are running or backing off
     plan: Planned
     events: list[LogLine]  # what happened to it, oldest first, every recovery among them: the last 1,000 lines
 
@@ -44,9 +47,10 @@ async def explain(services: Services, run_id: str) -> Explanation:
     row, session, state = known.row, known.session, known.state
     events = await services.store.read_log(row.id, SERVER_LOG, 0, LOG_LINES, newest=True)
     ended = [key for key in state.outcomes if key] if state is not None else []
+    now = services.clock.now()
     return Explanation(
         run_id=row.id,
-        sentence=sentence(known, services.clock.now()),
+        sentence=sentence(known, now),
         status=row.status,
         flow=row.flow,
         owner=row.owner,
@@ -60,6 +64,7 @@ async def explain(services: Services, run_id: str) -> Explanation:
         last_operation=ended[-1] if ended else "",
         waits_for=[] if state is None else waits(state),
         unread=[_told(message) for message in known.unread],
+        steps=[] if state is None else _steps(state, row, now),
         plan=planned(services, known),
         events=events,
     )
@@ -118,7 +123,7 @@ def _held(known: Known, now: float) -> str:
     if row.owner is None:
         return "is about to be taken up again"
     if known.alive:
-        return f"is driven by {row.owner}, which is alive; it is at {_place(known.state)}"
+        return f"is driven by {row.owner}, which is alive; it is at {_place(known.state, now)}"
     silent = "whose session is gone" if session is None else f"silent for {_ago(now - session.heartbeat_at)}"
     return f"was driven by {row.owner}, {silent}; recovery {_would(known)}"
 
@@ -202,7 +207,8 @@ def waits(state: TreeState) -> list[str]:
 def _wait(key: str, begun: Open) -> str:
     until = "" if begun.until is None else f" until {_time(begun.until)}"
     if begun.kind != "wait":
-        return f"attempt {begun.attempt} of {key or 'the flow'}{until}"
+        error = error_text(begun.last_error)
+        return f"attempt {begun.attempt} of {key or 'the flow'}{until}" + (f" (after {error})" if error else "")
     if begun.what == "signal":
         return f"signal {begun.name!r}{until} ({key})"
     if begun.what == "run":
@@ -210,14 +216,33 @@ def _wait(key: str, begun: Open) -> str:
     return f"a timer{until} ({key})"
 
 
-def _place(state: TreeState | None) -> str:
+def _steps(state: TreeState, row: Run, now: float) -> list[OperationReport]:
+    """Those that are under way, as far as that is journaled, or wait for their next attempt."""
+    return [
+        one for one in operations(state, row, now) if one.kind == "step" and one.ended_at is None and one.state in _OPEN
+    ]
+
+
+def _place(state: TreeState | None, now: float) -> str:
     if state is None:
         return "an unknown place"
     begun = in_flight(state)
     if begun:
-        return f"step {', '.join(begun[:3])}"
+        return "step " + ", ".join(_under_way(key, state.open[key], now) for key in begun[:3])
     ended = [key for key in state.outcomes if key]
     return f"what follows {ended[-1]} (entry {state.sequence})" if ended else "its beginning"
+
+
+def _under_way(key: str, begun: Open, now: float) -> str:
+    """A step, for how long it has been running, and how the attempt before failed."""
+    about = []
+    if begun.attempt > 1:
+        about.append(f"attempt {begun.attempt}")
+    if begun.at:
+        about.append(f"for {_ago(now - begun.at)}")
+    if begun.last_error is not None:
+        about.append(f"after {error_text(begun.last_error)}")
+    return f"{key} ({', '.join(about)})" if about else key
 
 
 def _time(seconds: float) -> str:

@@ -11,6 +11,7 @@ from relight.model.replay import item_scope
 
 _FOREACHES = ("each#1", "sub#1/each#1")
 _times = st.floats(min_value=0, max_value=2e9)
+_microseconds = st.integers(0, 2 * 10**15)
 _digests = st.sampled_from(["", "d1", "d2"])
 _blobs = st.sampled_from(["", "blob"])
 _attempts = st.integers(1, 4)
@@ -76,7 +77,7 @@ def _items(draw: st.DrawFn) -> j.ItemCompleted:
     foreach, index = draw(st.sampled_from(_FOREACHES)), draw(st.integers(0, 3))
     digest = draw(st.sampled_from(["d1", "d2"]))
     key = item_scope(foreach, index, digest)
-    return j.ItemCompleted(key, foreach, index, digest, draw(_payloads), draw(_blobs))
+    return j.ItemCompleted(key, foreach, index, digest, draw(_payloads), draw(_blobs), draw(_times))
 
 
 _EVENTS: dict[type[j.Event], st.SearchStrategy[j.AnyEvent]] = {
@@ -84,7 +85,7 @@ _EVENTS: dict[type[j.Event], st.SearchStrategy[j.AnyEvent]] = {
     j.RunCompleted: st.builds(j.RunCompleted, key=_runs, output=_payloads, blob=_blobs, at=_times),
     j.RunFailed: st.builds(j.RunFailed, key=_runs, error=_errors, at=_times),
     j.RunCancelled: st.builds(j.RunCancelled, key=_runs, reason=st.text(max_size=3), at=_times),
-    j.RunRetrying: st.builds(j.RunRetrying, key=_runs, attempt=_attempts, error=_errors, until=_times),
+    j.RunRetrying: st.builds(j.RunRetrying, key=_runs, attempt=_attempts, error=_errors, until=_times, at=_times),
     j.RunResumed: st.builds(j.RunResumed, key=st.just(""), at=_times),
     j.RunRecovered: st.builds(
         j.RunRecovered,
@@ -107,7 +108,15 @@ _EVENTS: dict[type[j.Event], st.SearchStrategy[j.AnyEvent]] = {
         deadline=st.none() | _times,
         fatal=st.booleans(),
     ),
-    j.StepRetrying: st.builds(j.StepRetrying, key=_steps, attempt=_attempts, error=_errors, until=_times),
+    j.StepRetrying: st.builds(
+        j.StepRetrying,
+        key=_steps,
+        attempt=_attempts,
+        error=_errors,
+        until=_times,
+        at_us=_microseconds,
+        took_us=_microseconds,
+    ),
     j.StepCompleted: st.builds(
         j.StepCompleted,
         key=_steps,
@@ -116,12 +125,21 @@ _EVENTS: dict[type[j.Event], st.SearchStrategy[j.AnyEvent]] = {
         fingerprint=_digests,
         digest=_digests,
         attempt=_attempts,
+        at_us=_microseconds,
+        took_us=_microseconds,
     ),
     j.StepFailed: st.builds(
-        j.StepFailed, key=_steps, error=_errors, fingerprint=_digests, digest=_digests, attempt=_attempts
+        j.StepFailed,
+        key=_steps,
+        error=_errors,
+        fingerprint=_digests,
+        digest=_digests,
+        attempt=_attempts,
+        at_us=_microseconds,
+        took_us=_microseconds,
     ),
-    j.OperationCancelled: st.builds(j.OperationCancelled, key=_operations),
-    j.ValueRecorded: st.builds(j.ValueRecorded, key=_keys("now", "random"), value=_payloads),
+    j.OperationCancelled: st.builds(j.OperationCancelled, key=_operations, by_flow=st.booleans(), at=_times),
+    j.ValueRecorded: st.builds(j.ValueRecorded, key=_keys("now", "random"), value=_payloads, at=_times),
     j.WaitStarted: st.builds(
         j.WaitStarted,
         key=_waits,
@@ -132,7 +150,7 @@ _EVENTS: dict[type[j.Event], st.SearchStrategy[j.AnyEvent]] = {
     ),
     j.TimerFired: st.builds(j.TimerFired, key=_waits, timed_out=st.booleans(), at=_times),
     j.SignalReceived: st.builds(
-        j.SignalReceived, key=_waits, payload=_payloads, blob=_blobs, message_id=st.integers(1, 9)
+        j.SignalReceived, key=_waits, payload=_payloads, blob=_blobs, message_id=st.integers(1, 9), at=_times
     ),
     j.RunSpawned: st.builds(j.RunSpawned, key=_keys("spawn"), run_id=st.sampled_from(["s1", "s2"])),
     j.RunJoined: st.builds(
