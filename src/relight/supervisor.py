@@ -55,6 +55,7 @@ class Part:
         self.failures = 0
         self.in_a_row = 0
         self.broken = False
+        self.outages = 0  # in a row
         self.outage = ""  # why it cannot do its work right now, if that is no fault of its own
         self.error = ""
         self.task: asyncio.Task[None] | None = None
@@ -72,7 +73,7 @@ class Part:
                 return
             self.broken = False
             self._supervisor.mended(self)
-        self.in_a_row, self.outage = 0, ""
+        self.in_a_row, self.outages, self.outage = 0, 0, ""
         self._pause.reset()
 
     @property
@@ -89,6 +90,7 @@ class Part:
             self.in_a_row = 0
             self._pause.reset()
         if isinstance(error, StoreError):
+            self.outages += 1
             self.outage = str(error)
         else:
             self.failures += 1

@@ -36,7 +36,7 @@ async def held(world: World, run: Handle, digest: str) -> Run:
     assert digest in row.reason
     assert "resume() the run" in row.reason
     with pytest.raises(CorruptionError, match=digest):
-        await run.result(timeout="10s")
+        await run.result(timeout="60s")
     assert digest in (await world.rl.explain(run.id)).sentence
     return row
 
@@ -46,7 +46,7 @@ async def goes_on(world: World, run: Handle, blob: bytes = BLOB) -> Any:
     world.lose_blobs()
     await world.rl.services.store.put_blob(blob)
     await run.resume()
-    return await run.result(timeout="30s")
+    return await run.result(timeout="60s")
 
 
 @step
@@ -156,7 +156,7 @@ async def test_of_the_result_of_a_spawned_run(world: World, lose: Callable[[Worl
     await world.until_status("completed", await rl.get("other"))
     lose(world)
     with pytest.raises(CorruptionError, match=blob_digest(BLOB)):
-        await (await rl.get("other")).result(timeout="10s")
+        await (await rl.get("other")).result(timeout="60s")
     assert await (await rl.get("other")).status() is Status.COMPLETED
     await run.signal("go")
     await held(world, run, blob_digest(BLOB))

@@ -111,9 +111,9 @@ async def scenario(rl: Relight, flows: Flows) -> None:
 
     await until(parked)
     await told.signal("go", "now")
-    assert await told.result(timeout="30s") == "now"
-    assert await nap.result(timeout="30s") == "woke"
-    assert await busy.result(timeout="30s") == 10
+    assert await told.result(timeout="60s") == "now"
+    assert await nap.result(timeout="60s") == "woke"
+    assert await busy.result(timeout="60s") == 10
     assert await rl.run(flows.works) == 10
 
 
@@ -269,7 +269,7 @@ async def test_a_process_that_cannot_keep_a_part_alive_lets_others_take_over(
         assert [(part.name, part.broken) for part in health.parts if part.broken] == [("lookout", True)]
         async with engine(SqliteStore(path, clock=SYSTEM_CLOCK), "well") as well:
             await run.signal("go", 1)
-            assert await (await well.get("r")).result(timeout="20s") == 1
+            assert await (await well.get("r")).result(timeout="60s") == 1
         store.broken = False
         monkeypatch.setattr(supervisor, "MENDED_SECONDS", 0.0)
         await until(lambda: sick.health().ok)

@@ -42,9 +42,11 @@ def health_of(services: Services, live: Sized) -> Health:
 
 
 def report_failure(part: Part, error: Exception, pause_seconds: float) -> None:
-    """An outage is said as one; anything else is a bug."""
+    """An outage is said as one, when it begins; anything else is a bug."""
     if isinstance(error, StoreError):
-        log(logging.WARNING, Token.RECOVERY_FAILED, f"{part.name}: {error}; trying again in {pause_seconds:.2g}s")
+        token = Token.RECOVERY_FAILED if part.essential else Token.WATCH_FAILED
+        level = logging.WARNING if part.outages == 1 else logging.DEBUG
+        log(level, token, f"{part.name}: {error}; trying again until it answers")
     else:
         log(
             logging.CRITICAL,

@@ -61,8 +61,6 @@ class Job:
         self.work()
         if self._pool.ended(self):
             log(logging.INFO, Token.THREAD_ABANDONED, f"{self.what}: the thread that nobody waited for has ended")
-        if self.slot is not None:
-            self.slot.release()
 
     def abandon(self) -> None:
         """Nobody waits for it any more. If it is being executed, it goes on, but others need not wait for its slot."""
@@ -97,7 +95,7 @@ class Threads:
         self._limit = limit
         self._free = limit  # slots
         self._lock = threading.Lock()
-        self._idle: deque[queue.SimpleQueue[Callable[[], None]]] = deque()
+        self._idle: deque[queue.SimpleQueue[Job]] = deque()
         self._waiting: deque[Callable[[Slot], None]] = deque()  # for a slot, in the order of asking
 
     # ---- slots
@@ -105,6 +103,11 @@ class Threads:
     @property
     def in_use(self) -> int:
         return self._limit - self._free
+
+    @property
+    def wanted(self) -> int:
+        """How many wait for a slot."""
+        return len(self._waiting)
 
     def when_free(self, go: Callable[[Slot], None]) -> None:
         """Call `go` with a slot: now, or when one is given back, in whichever thread that happens."""
@@ -167,7 +170,7 @@ class Threads:
             self.abandoned -= abandoned
             return abandoned
 
-    def start(self, job: Callable[[], None]) -> None:
+    def start(self, job: Job) -> None:
         """Have a thread do this: an idle one, or a new one."""
         with self._lock:
             if self._idle:
@@ -175,13 +178,16 @@ class Threads:
                 return
         threading.Thread(target=self._work, args=(job,), name="relight-worker", daemon=True).start()
 
-    def _work(self, job: Callable[[], None]) -> None:
-        jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    def _work(self, job: Job) -> None:
+        jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         while True:
-            job()
+            job.run()
+            slot = job.slot
             del job  # or an idle thread would keep the last flow's objects alive
             with self._lock:
                 self._idle.append(jobs)
+            if slot is not None:
+                slot.release()  # only now: so it is this thread that does what has waited for it
             try:
                 job = jobs.get(timeout=IDLE_SECONDS)
             except queue.Empty:
@@ -198,7 +204,7 @@ class Threads:
         context.run(CURRENT.set, current)
         what = "work of the engine" if current is None else f"run {current.run_id}: step {current.step!r}"
         job = Job(self, lambda: tell_end(self.loop, future, lambda: context.run(fn)), slot, what)
-        self.start(job.run)
+        self.start(job)
         try:
             return await future
         except asyncio.CancelledError:

@@ -204,7 +204,7 @@ class FlowThread:
 
     def _execute(self, work: Callable[[], None], slot: Slot | None) -> None:
         self._job = Job(self._threads, work, slot, f"run {self.turns.run.id}: its flow")
-        self._threads.start(self._job.run)
+        self._threads.start(self._job)
 
     def abandon(self) -> None:
         """Its code does not end, and nobody waits for it any more."""
