@@ -23,6 +23,7 @@
         │   └── LeasesUnavailableError  whoever keeps the leases does not answer; nothing is claimed meanwhile
         ├── StoreFormatError          not our file, newer than us, read-only, a directory
         ├── CorruptionError           a stored row does not read back; carries root and sequence
+        ├── UpgradeRequiredError      a newer version of Relight has stored what this one does not understand
         └── FencedError               another owner has taken the run: this process must let go of it
 
 Two more leave a flow but are no RelightError, so that `except Exception` in a flow never swallows them:
@@ -143,6 +144,10 @@ class CorruptionError(StoreError):
         super().__init__(message)
         self.root_id = root_id
         self.sequence = sequence
+
+
+class UpgradeRequiredError(StoreError):
+    """A newer version of Relight has stored something of this run that this one does not understand: it is left to that."""
 
 
 class FencedError(StoreError):

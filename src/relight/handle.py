@@ -199,8 +199,8 @@ _HELD: dict[Hold, type[RelightError]] = {
 
 def _raise_if_held(row: Run) -> None:
     """Nobody should wait for a run that only an action can free. A pause on request is such a wait; a hold is not."""
-    if row.status is not Status.PAUSED or row.hold is None or row.hold is Hold.USER:
-        return
+    if row.status is not Status.PAUSED or row.hold is None or row.hold in (Hold.USER, Hold.UPGRADE):
+        return  # one that is held for a newer version goes on by itself, as soon as an orchestrator of that comes
     if row.hold is Hold.CORRUPT:
         raise CorruptionError(f"run {row.id!r} is held: {row.reason}", root_id=row.root_id, sequence=0)
     raise _HELD[row.hold](f"run {row.id!r} is held: {row.reason}")

@@ -34,6 +34,7 @@ class Token(enum.StrEnum):
     FOREACH_CUT = "FOREACH_CUT"
     DEFINITION_MISSING = "DEFINITION_MISSING"
     DEFINITION_FOUND = "DEFINITION_FOUND"
+    UPGRADE_FOUND = "UPGRADE_FOUND"
     NONDETERMINISM = "NONDETERMINISM"
     JOURNAL_CORRUPT = "JOURNAL_CORRUPT"
     RUN_SUSPECTED = "RUN_SUSPECTED"
@@ -74,6 +75,7 @@ MEANING: dict[Token, str] = {
     Token.FOREACH_CUT: "an item of a sequential foreach has changed; it goes on from that item",
     Token.DEFINITION_MISSING: "a run's flow is not registered; the run is held until it is",
     Token.DEFINITION_FOUND: "a flow was registered and the runs held for it go on",
+    Token.UPGRADE_FOUND: "runs that an older version of Relight did not understand, and held, go on here",
     Token.NONDETERMINISM: "a flow asks for something else than its journal holds; the run is held",
     Token.JOURNAL_CORRUPT: "a journal entry or checkpoint does not read back; the run is held",
     Token.RUN_SUSPECTED: "the process of a run died several times without progress of it; other suspects are tried before it",

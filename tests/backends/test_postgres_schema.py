@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import sys
 
+import asyncpg
 import pytest
 
-from relight.backends.postgres import PostgresStore
+from relight.backends.postgres import PostgresStore, schema
 from relight.backends.postgres.queries import migrations, queries
 from relight.errors import ConfigError, StoreFormatError, StoreUnavailableError
 from relight.model.run import Run, Status
@@ -209,5 +210,32 @@ async def test_most_commits_write_no_index_of_heads(open_postgres, postgres_admi
 
 def test_the_model_fits_the_rows():
     """Whoever adds a field to Run or Commit must think of the columns here."""
-    assert len(Run.__struct_fields__) == 18
+    assert len(Run.__struct_fields__) == 19  # `newer` is made when a row is read
     assert len(Commit.__struct_fields__) == 17
+
+
+async def test_a_migration_that_has_to_wait_for_a_table_lets_others_go_first(
+    postgres_server, postgres_schema, postgres_admin, monkeypatch
+):
+    """Others wait behind one that waits: for a transaction that lasts for minutes, everybody would stand still."""
+    monkeypatch.setattr(schema, "LOCK_SECONDS", 0.2)
+    store = PostgresStore(postgres_server.url(), clock=FixedClock(), schema=postgres_schema)
+    await store.migrate()
+    table = f"{postgres_schema}.relight_schema"
+    next_one = f"ALTER TABLE {table} ADD COLUMN another integer"
+    monkeypatch.setattr(schema, "migrations", lambda name: (*migrations(name), next_one))
+    newest = len(migrations(postgres_schema)) + 1
+    other = await asyncpg.connect(postgres_server.url())
+    try:
+        async with other.transaction():
+            await other.execute(f"LOCK TABLE {table} IN ACCESS SHARE MODE")
+            migrating = asyncio.create_task(store.migrate())
+            for _ in range(3):  # all of which would wait for the transaction to end, if the migration did
+                async with asyncio.timeout(20):
+                    await postgres_admin.fetchval(f"SELECT count(*) FROM {table}")
+                await asyncio.sleep(0.1)
+            assert not migrating.done()
+        await migrating
+    finally:
+        await other.close()
+    assert await postgres_admin.fetchval(f"SELECT max(version) FROM {table}") == newest

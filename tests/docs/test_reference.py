@@ -225,6 +225,7 @@ def test_payload_structs_are_what_the_json_of_the_command_line_says():
         "input_blob": "input",
         "output_blob": "output",
         "flow_hash": "flow",
+        "newer": "reason",
     }
     assert {names.get(field, field) for field in msgspec.structs.asdict(row)} <= set(describe(row))
 

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from relight.errors import CorruptionError
+from relight.errors import CorruptionError, UpgradeRequiredError
 from relight.model import journal as j
 from relight.model.crashes import NO_CRASHES, Crashes
+from relight.model.formats import FORMAT
 from relight.model.replay import Ending, Open, Outcome, TreeState, encode_state, item_index, item_scope, restore
 from relight.testing.conformance.events import journals, kinds
 
@@ -315,13 +316,43 @@ def test_a_fork_of_a_fork_inherits_what_the_fork_did(events, data):
 # ---- damage
 
 
-@pytest.mark.parametrize("bad", [b"", b"[", b"null", b'["no such event","k"]', b'["step","k"]', b"\xff"])
+@pytest.mark.parametrize("bad", [b"", b"[", b"null", b"[]", b'[7,"k"]', b'["step","k"]', b"\xff"])
 def test_an_entry_that_is_no_event_is_named(bad):
     journal = journal_of(CREATED, step("a#1"), step("b#1"))
     journal.entries[1] = j.Entry(2, bad)
     with pytest.raises(CorruptionError) as failure:
         restore(journal)
     assert (failure.value.root_id, failure.value.sequence) == ("run", 2)
+
+
+@pytest.mark.parametrize("tag", ["2:throttled", "no such event"])
+def test_an_event_of_a_newer_version_is_no_damage(tag):
+    journal = journal_of(CREATED, step("a#1"), step("b#1"))
+    journal.entries[1] = j.Entry(2, msgspec.json.encode([tag, "k", {"any": "thing"}]))
+    with pytest.raises(
+        UpgradeRequiredError, match=f"entry 2 of run 'run', an event '{tag}'.* was written by a newer version"
+    ):
+        restore(journal)
+
+
+@pytest.mark.parametrize("fields", [{}, {"outcomes": "in another form"}, {"something": "new"}])
+def test_a_checkpoint_of_a_newer_version_is_no_damage(fields):
+    state = msgspec.json.decode(encode_state(replay(step("a#1"))))
+    newer = msgspec.json.encode({**state, **fields, "format": FORMAT + 1})
+    with pytest.raises(
+        UpgradeRequiredError, match="checkpoint 2 of run 'run' is of format 2 and was written by a newer"
+    ):
+        restore(journal_of(checkpoint=j.Checkpoint(2, newer)))
+
+
+def test_what_is_new_has_its_format_in_its_name():
+    """Those without a number are format 1 for ever: whoever adds to them makes older versions take it for something else."""
+    first = {
+        *("created", "completed", "failed", "cancelled", "retrying", "recovered", "resumed", "cancel", "deadlocked"),
+        *("started", "retry", "step", "error", "interrupted", "value", "wait", "fired", "signal", "spawned", "joined"),
+        *("item", "cut"),
+    }
+    assert {tag for tag in j.TAGS if ":" not in tag} == first
 
 
 @pytest.mark.parametrize("bad", [b"", b"null", b'{"outcomes": 7}', b"\xff"])

@@ -12,7 +12,7 @@ from rich.table import Table
 from relight.cli.database import Database, looking
 from relight.cli.runs import describe, local_time, payload, status_text, utc_time
 from relight.cli.terminal import AsJson, make_console
-from relight.errors import CorruptionError
+from relight.errors import CorruptionError, UpgradeRequiredError
 from relight.model.operations import OperationReport
 from relight.model.run import Run
 
@@ -33,7 +33,7 @@ def show(
         trouble: str | None = None
         try:
             operations = handle.operations()
-        except CorruptionError as error:
+        except (CorruptionError, UpgradeRequiredError) as error:
             trouble = str(error)
     if as_json:
         listed = [operation_as_dict(one) for one in operations]

@@ -97,7 +97,7 @@ async def _depart(run: LiveRun, reason: str, grace_seconds: float, write: Any) -
     await _threads_gone(run, grace_seconds)
     await _bodies_gone(run)
     asked_to_end = next((message for message in run.early if message.kind is MessageKind.CANCEL), None)
-    if run.held is not None and asked_to_end is not None:
+    if run.held is not None and asked_to_end is not None and run.held[0] is not Hold.UPGRADE:
         end_without_code(run, cancel_reason(asked_to_end))
     elif run.held is not None:
         kind, why = run.held

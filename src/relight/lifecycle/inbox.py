@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from relight.errors import UpgradeRequiredError
 from relight.lifecycle import cancel, hold, waits
-from relight.model.run import Message, MessageKind
+from relight.model.formats import not_understood
+from relight.model.run import Hold, Message, MessageKind
 
 if TYPE_CHECKING:
     from relight.lifecycle.run import LiveRun
@@ -42,6 +44,9 @@ def _hear(run: LiveRun, message: Message) -> None:
         waits.hand_over(run)
     elif message.kind is MessageKind.JOIN:
         run.joined = True
+    elif message.kind is MessageKind.NEWER:
+        what = not_understood(f"message {message.id} of run {message.run_id!r}, a", message.name)
+        run.stuck(Hold.UPGRADE, UpgradeRequiredError(what))
     elif message.kind is MessageKind.CANCEL:
         cancel.request(run, message)
     else:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from relight.clock import Timer
 from relight.lifecycle.recover import take_up
+from relight.lifecycle.upgrades import Freed
 from relight.model.run import ENDS_PAUSE, RESUMED_BY_HAND, Hold, News, Run
 from relight.supervisor import Part
 from relight.telemetry import Token, log
@@ -38,6 +39,7 @@ class Lookout:
         # What the next pass looks for: due runs; messages; held runs; runs of ours that are not in memory.
         self._look_again = self._listen_again = self._free_again = self._lost_again = False
         self._early: list[Run] = []  # not due yet, and yet to be taken up: suspects whose turn has come
+        self._upgraded = Freed(self._services)
         self._timer: Timer | None = None
         self._timer_at: float | None = None
         self._part: Part | None = None
@@ -161,6 +163,7 @@ class Lookout:
         if self._free_again and orchestrator.room > 0 and held:
             self._free_again = False
             await self._take_held()
+            await self._take_upgraded()
         if orchestrator.doubts and orchestrator.room > 0:
             self.wake_at(self._services.clock.now() + NOT_OURS_SECONDS)
 
@@ -208,5 +211,17 @@ class Lookout:
                 names = ", ".join(sorted({row.flow for row in held}))
                 log(logging.INFO, Token.DEFINITION_FOUND, f"{len(held)} runs held for want of {names} go on")
             if not await take_up(self._orchestrator, held, crashed=False) or len(held) < limit:
+                return
+        self._free_again = True  # no room: whoever leaves makes us look again
+
+    async def _take_upgraded(self) -> None:
+        """Take up runs that an older version has held because it did not understand them; this one does."""
+        if not self._services.config.recovery.enabled:
+            return
+        while self._orchestrator.room > 0:
+            found, more = await self._upgraded.look(min(PASS_LIMIT, self._orchestrator.room))
+            if found:
+                log(logging.INFO, Token.UPGRADE_FOUND, f"{len(found)} runs held for a newer version of Relight go on")
+            if (found and not await take_up(self._orchestrator, found, crashed=False)) or not more:
                 return
         self._free_again = True  # no room: whoever leaves makes us look again

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from relight.errors import CorruptionError, StoreError
+from relight.errors import CorruptionError, StoreError, UpgradeRequiredError
 from relight.flow.payloads import record_error
-from relight.lifecycle import hold
+from relight.lifecycle import hold, upgrades
 from relight.lifecycle.facts import ENDINGS, facts_of, open_children
 from relight.lifecycle.run import LiveRun
 from relight.lifecycle.services import Services
@@ -68,7 +68,7 @@ class _Restored(msgspec.Struct):
 
 async def take_up(orchestrator: Orchestrator, rows: list[Run], *, crashed: bool, death: Death = UNKNOWN) -> int:
     """Bring these unfinished roots into memory and drive them; how many were claimed."""
-    rows = [row for row in rows if not row.status.terminal and row.id not in orchestrator.live]
+    rows = [row for row in rows if not row.status.terminal and not row.newer and row.id not in orchestrator.live]
     rows = [row for row in rows if row.id not in orchestrator.taking]
     if not rows or orchestrator.stopping or not orchestrator.services.keeper.held:
         return 0
@@ -139,6 +139,7 @@ async def _restore(
             if isinstance(journal, Exception):
                 raise journal
             state = restore(journal)
+            upgrades.refuse_newer(inboxes[row.id])
             run = LiveRun(services, orchestrator, row, epochs[row.id], state)
             # woken: whether it may be taken up at all was decided before; now its lease is ours.
             resumed = any(message.kind is MessageKind.RESUME for message in inboxes[row.id])
@@ -351,6 +352,10 @@ async def _hold_unreadable(
     orchestrator: Orchestrator, row: Run, epoch: int, error: Exception, messages: list[Message]
 ) -> None:
     """The journal cannot be read, so nothing can be appended to it either: only the row says what is wrong."""
+    if isinstance(error, UpgradeRequiredError):
+        await upgrades.hold(orchestrator.services, row, epoch, error, messages)
+        orchestrator.tell(row.id)
+        return
     known = isinstance(error, CorruptionError)
     log(logging.ERROR, Token.JOURNAL_CORRUPT, f"run {row.id}: {error}", None if known else error)
     what = str(error) if known else f"its journal could not be restored: {error!r}"

@@ -6,7 +6,8 @@ scope of that key: its steps lie under it, and its id is the root's id, a slash 
 to outcome is the whole replayed state of a tree.
 
 Events are JSON arrays led by a short tag (see `tag=`); fields are positional, so a new field goes at the end, with a
-default, and no field is ever removed or reordered.
+default, and no field is ever removed or reordered. An older version ignores such a field; a new kind of event it cannot ignore:
+see `formats.py`.
 
 Every event says when it was recorded (`at`), by the clock of the store where it has one; 0 in entries that were written
 before events said so. The end of a step's attempt says, too, how long that took. These times are in whole microseconds
@@ -14,6 +15,8 @@ before events said so. The end of a step's attempt says, too, how long that took
 """
 
 from __future__ import annotations
+
+from typing import get_args
 
 import msgspec
 from msgspec import Raw
@@ -260,6 +263,8 @@ AnyEvent = (
     | ItemCompleted
     | ForeachCut
 )
+
+TAGS = frozenset(str(kind.__struct_config__.tag) for kind in get_args(AnyEvent))  # those that this version knows
 
 encode_event = msgspec.json.Encoder().encode
 _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)

@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from relight.errors import CorruptionError
+from relight.errors import CorruptionError, UpgradeRequiredError
 from relight.model import journal as j
 from relight.model.crashes import NO_CRASHES, Crashes
+from relight.model.formats import FORMAT, not_understood, state_not_understood
 from relight.model.journal import NULL
 from relight.model.outcomes import (
     INTERRUPTED,
@@ -66,6 +67,7 @@ class TreeState(msgspec.Struct):
     unclaimed: list[Unclaimed] = []
     deadlocks: list[int] = []  # sequences at which the flow was told that nothing would ever wake it
     cuts: list[str] = []  # foreach operations whose items have changed between two lives of the run
+    format: int = 1  # of this state, once encoded: raised by whatever an older version must not ignore (see formats.py)
 
     def apply(self, sequence: int, event: j.AnyEvent) -> None:
         """Fold one entry in. Order matters: entries come in sequence, without gaps."""
@@ -336,7 +338,9 @@ def restore(journal: j.Journal) -> TreeState:
     if checkpoint is not None:
         try:
             state = _decoder.decode(checkpoint.state)
+            _refuse_newer(checkpoint, root_id, state.format)
         except msgspec.MsgspecError as error:
+            _refuse_newer(checkpoint, root_id, _format_of(checkpoint.state))
             raise CorruptionError(
                 f"checkpoint {checkpoint.sequence} of run {root_id!r} does not read back: {error}",
                 root_id=root_id,
@@ -353,6 +357,10 @@ def restore(journal: j.Journal) -> TreeState:
         try:
             event = j.decode_event(entry.event)
         except msgspec.MsgspecError as error:
+            tag = _tag_of(entry.event)
+            if tag is not None and tag not in j.TAGS:
+                what = not_understood(f"entry {entry.sequence} of run {root_id!r}, an event", tag)
+                raise UpgradeRequiredError(what) from error
             raise CorruptionError(
                 f"entry {entry.sequence} of run {root_id!r} does not read back: {error}",
                 root_id=root_id,
@@ -362,3 +370,31 @@ def restore(journal: j.Journal) -> TreeState:
     if state.created is None:
         raise CorruptionError(f"journal of run {root_id!r} has no beginning", root_id=root_id, sequence=1)
     return state
+
+
+class _Numbered(msgspec.Struct):
+    """As much of a checkpoint as every version can read."""
+
+    format: int = 1
+
+
+def _format_of(state: bytes) -> int:
+    try:
+        return msgspec.json.decode(state, type=_Numbered).format
+    except msgspec.MsgspecError:
+        return 0
+
+
+def _refuse_newer(checkpoint: j.Checkpoint, root_id: str, number: int) -> None:
+    if number > FORMAT:
+        what = state_not_understood(f"checkpoint {checkpoint.sequence} of run {root_id!r}", number)
+        raise UpgradeRequiredError(what)
+
+
+def _tag_of(event: bytes) -> str | None:
+    """None for what is no event of any version."""
+    try:
+        parts = msgspec.json.decode(event, type=list[Any])
+    except msgspec.MsgspecError:
+        return None
+    return parts[0] if parts and isinstance(parts[0], str) else None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 import msgspec
 
 from relight.errors import StoreError
+from relight.model.formats import not_understood
 
 
 class Status(enum.StrEnum):
@@ -41,6 +43,7 @@ class Hold(enum.StrEnum):
     CORRUPT = "corrupt"  # a journal row or checkpoint does not read back
     POISON = "poison"  # its process died too often without progress of the run
     REFUSED = "refused"  # the store cannot write what it did last
+    UPGRADE = "upgrade"  # a newer version of Relight has written to it; freed by one that understands it
     RECOVERY = "recovery"  # of a cancelled run: recovery gave up on it, and it may be resumed by hand
 
 
@@ -65,10 +68,26 @@ class Run(msgspec.Struct, kw_only=True):
     output: bytes | None = None  # JSON of a completed run; empty when output_blob names a blob
     output_blob: str = ""
     error: bytes | None = None  # JSON of an ErrorRecord of a failed or cancelled run
+    newer: str = ""  # what stands in its row that this version does not understand: then nothing is done with it
 
     @property
     def is_root(self) -> bool:
         return self.id == self.root_id
+
+
+_STATUSES: dict[str, Status] = {status.value: status for status in Status}
+_HOLDS: dict[str | None, Hold | None] = {None: None, **{hold.value: hold for hold in Hold}}
+
+
+def run_of(status: str, hold: str | None, reason: str, **fields: Any) -> Run:
+    """A run from its stored row. One whose status or hold this version does not know reads as held for a newer one."""
+    known = _STATUSES.get(status)
+    if known is not None and hold in _HOLDS:
+        return Run(status=known, hold=_HOLDS[hold], reason=reason, **fields)
+    what = not_understood("its status", status) if known is None else not_understood("its hold", hold or "")
+    why = f"{what} ({reason})" if reason else what
+    seen = Status.PAUSED if known is None or not known.terminal else known
+    return Run(status=seen, hold=Hold.UPGRADE, reason=why, newer=what, **fields)
 
 
 class RunChange(msgspec.Struct, kw_only=True):
@@ -156,7 +175,7 @@ class News(enum.Flag):
     DUE = enum.auto()  # roots that nobody holds and that are due, or due earlier than was known
     MAIL = enum.auto()  # messages in inboxes
     RUNS = enum.auto()  # runs that have ended, or whose status has changed
-    HELD = enum.auto()  # runs held for want of their flow, which another process may know
+    HELD = enum.auto()  # runs held for want of their flow or of a newer version, which another process may have
     ANYTHING = DUE | MAIL | RUNS | HELD
 
 
@@ -169,9 +188,19 @@ class MessageKind(enum.StrEnum):
     RESUME = "resume"
     ENDED = "ended"  # a run tells whoever waits for it that it has ended; `name` is its id
     JOIN = "join"  # the run `name` waits for the end of this one, and is told by the store when that comes
+    NEWER = "newer"  # never stored: how a kind reads, its `name`, that this version does not know
 
 
 ENDS_PAUSE = frozenset({MessageKind.RESUME, MessageKind.CANCEL})
+
+
+_KINDS: dict[str, MessageKind] = {kind.value: kind for kind in MessageKind if kind is not MessageKind.NEWER}
+
+
+def message_of(kind: str, name: str, **fields: Any) -> Message:
+    """A message from its stored row, also of a kind that this version does not know."""
+    known = _KINDS.get(kind)
+    return Message(kind=known or MessageKind.NEWER, name=kind if known is None else name, **fields)
 
 
 class Message(msgspec.Struct, kw_only=True):

@@ -287,6 +287,11 @@ class Store(MetadataStore, BlobStore, ExecutionJournal, Protocol):
 
     async def close(self) -> None: ...
 
+    async def schema_version(self) -> tuple[int, int]:
+        """How many migrations have been applied to the database, and how many this version has. Asked before `open`; writes
+        nothing. More than it has were applied by a newer version, and can be gone on with. Raises what `open` would."""
+        ...
+
     async def commit(self, commits: Sequence[Commit]) -> list[CommitResult]:
         """The single fenced write: see the module's docstring. Results in the order of `commits`."""
         ...

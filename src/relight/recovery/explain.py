@@ -171,6 +171,7 @@ def _paused(known: Known, now: float) -> str:
         Hold.POISON: "is held as poison",
         Hold.REFUSED: "is held because the store cannot write what it did last",
         Hold.RECOVERY: "is held by recovery",
+        Hold.UPGRADE: "is held for a newer version of Relight",
         None: "is paused",
     }[row.hold]
     return f"{kind}: {row.reason}" if row.reason else kind

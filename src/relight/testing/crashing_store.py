@@ -227,6 +227,9 @@ class CrashingStore:
     async def set_lease_manager(self, name: str, before: str | None) -> bool:
         return await self._do("set_lease_manager", self._inner.set_lease_manager(name, before))
 
+    async def schema_version(self) -> tuple[int, int]:
+        return await self._inner.schema_version()
+
     async def now(self) -> float | None:
         return await self._do("now", self._inner.now())
 

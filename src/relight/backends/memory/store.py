@@ -48,6 +48,9 @@ class MemoryStore:
     async def open(self) -> None:
         pass
 
+    async def schema_version(self) -> tuple[int, int]:
+        return 0, 0
+
     async def close(self) -> None:
         pass
 

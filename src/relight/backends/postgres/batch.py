@@ -203,7 +203,7 @@ def news_of(row: Run | RunChange) -> News:
         news |= News.DUE
     if isinstance(row, RunChange) and (row.status in TERMINAL or row.status is Status.PAUSED):
         news |= News.RUNS
-    if row.hold is Hold.DEFINITION:
+    if row.hold in (Hold.DEFINITION, Hold.UPGRADE):
         news |= News.HELD
     return news
 

@@ -11,7 +11,7 @@ import msgspec
 from relight.errors import CorruptionError
 from relight.model.journal import Checkpoint, Entry
 from relight.model.lease import Process, Session
-from relight.model.run import TERMINAL, Hold, ItemResult, LogLine, Message, MessageKind, Run, RunChange, Status
+from relight.model.run import TERMINAL, Hold, ItemResult, LogLine, Message, Run, RunChange, Status, message_of, run_of
 from relight.model.text import check_message, check_run, prose
 
 Row = Sequence[Any]
@@ -26,18 +26,18 @@ def ended(status: Status, hold: Hold | None) -> int:
 
 def run_from(row: Row) -> Run:
     """A row of `runs`."""
-    return Run(
+    return run_of(
+        row[6],
+        row[10],
+        row[11],
         id=row[1],
         root_id=row[1] if row[2] is None else row[2],
         parent_id=row[3],
         flow=row[4],
         flow_hash=row[5],
-        status=Status(row[6]),
         owner=row[7],
         epoch=row[8],
         wake_at=row[9],
-        hold=None if row[10] is None else Hold(row[10]),
-        reason=row[11],
         created_at=row[12],
         updated_at=row[13],
         input=row[14],
@@ -112,11 +112,11 @@ def message_row(root: int, message: Message) -> tuple[Any, ...]:
 
 def message_from(row: Row) -> Message:
     """A row of the `inbox` query."""
-    return Message(
+    return message_of(
+        row[2],
+        row[3],
         id=row[0],
         run_id=row[1],
-        kind=MessageKind(row[2]),
-        name=row[3],
         payload=row[4],
         payload_blob=row[5],
         dedup=row[6],

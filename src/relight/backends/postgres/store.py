@@ -25,7 +25,7 @@ from relight.backends.postgres.commit import Committer
 from relight.backends.postgres.connection import parse
 from relight.backends.postgres.listen import Listener, Ticker
 from relight.backends.postgres.pool import Pool
-from relight.backends.postgres.queries import queries
+from relight.backends.postgres.queries import migrations, queries
 from relight.backends.postgres.rows import (
     change_row,
     checked_entries,
@@ -39,7 +39,7 @@ from relight.backends.postgres.rows import (
     run_from,
     session_from,
 )
-from relight.backends.postgres.schema import check_name, prepare
+from relight.backends.postgres.schema import check_name, prepare, version_of
 from relight.clock import SYSTEM_ENTROPY, Clock
 from relight.errors import StoreUnavailableError
 from relight.model.journal import Journal
@@ -76,6 +76,10 @@ class PostgresStore:
         self._rest = Pool(self._target, CONNECTIONS, moved=self._moved)
         pool = Pool(self._target, self.lanes, moved=self._moved)
         self._committing = (pool, Committer(pool, self._sql, self._sender, self._clock))
+
+    async def schema_version(self) -> tuple[int, int]:
+        """How many migrations have been applied, and how many there are. The store need not be open."""
+        return await version_of(self._target, self.schema), len(migrations(self.schema))
 
     async def migrate(self) -> None:
         """Bring the schema up to date, whatever `migrate` said: for the command line. The store need not be open."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from pathlib import Path
 import apsw
 
 from relight.errors import StoreError, StoreFormatError, StoreUnavailableError
+from relight.model.formats import compatible_since
 
 APPLICATION_ID = 0x52654C74  # "ReLt"
 
@@ -104,6 +106,7 @@ def prepare(connection: apsw.Connection, path: Path, scripts: list[str], *, migr
         for number, script in enumerate(scripts[version:], start=version + 1):
             connection.execute(script).fetchall()
             connection.pragma("user_version", number)
+        _say_compatible(connection, scripts, version)
         if version == 0:
             connection.pragma("application_id", APPLICATION_ID)
 
@@ -117,15 +120,56 @@ def refuse_foreign(connection: apsw.Connection, path: Path, newest: int) -> int:
         return 0
     if application != APPLICATION_ID:
         raise StoreFormatError(f"{path} is a database of another program: use another path")
-    if version > newest:
+    if version > newest and _needed(connection, newest) > newest:
         raise StoreFormatError(f"{path} has schema version {version}, this Relight knows {newest}: upgrade Relight")
     return version
+
+
+def _has_versions(connection: apsw.Connection) -> bool:
+    found = connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'schema_versions'").fetchall()
+    return bool(found)
+
+
+def _say_compatible(connection: apsw.Connection, scripts: list[str], before: int) -> None:
+    """With what each migration that was applied can be shared: see model/formats.py."""
+    if not _has_versions(connection):
+        return  # in a test, with some of the migrations
+    for number, script in enumerate(scripts[before:], start=before + 1):
+        row = (number, compatible_since(script, number))
+        connection.execute("INSERT INTO schema_versions (version, compatible) VALUES (?, ?)", row)
+
+
+def _needed(connection: apsw.Connection, known: int) -> int:
+    """Which version of the schema a process must know that does not know all of its migrations."""
+    if not _has_versions(connection):
+        return sys.maxsize
+    found = connection.execute("SELECT max(compatible) FROM schema_versions WHERE version > ?", (known,)).fetchall()
+    needed = found[0][0]
+    return sys.maxsize if needed is None else int(needed)
+
+
+def version_of(path: Path) -> int:
+    """Of the file's schema, 0 for one that is missing or empty. Nothing is written; raises what opening would."""
+    refuse_path(path)
+    if not path.exists():
+        return 0
+    try:
+        connection = connect(path, create=False)
+    except apsw.Error as error:
+        raise opening_error(error, path) from error
+    try:
+        with snapshot(connection):
+            return refuse_foreign(connection, path, len(migrations()))
+    except apsw.Error as error:
+        raise opening_error(error, path) from error
+    finally:
+        connection.close()
 
 
 def check_same(connection: apsw.Connection, path: Path, newest: int) -> None:
     """A file that is opened again, after an error or for a second connection, must be the one opened first."""
     with snapshot(connection):
-        if refuse_foreign(connection, path, newest) != newest:
+        if refuse_foreign(connection, path, newest) < newest:  # more: a newer version has added to it meanwhile
             raise StoreUnavailableError(f"{path} was replaced while in use: open the store again")
 
 

@@ -26,6 +26,7 @@ from relight.backends.sqlite.connection import (
     prepare,
     refuse_path,
     runtime_error,
+    version_of,
 )
 from relight.backends.sqlite.rows import json_array, session_from
 from relight.backends.sqlite.thread import ConnectionThread
@@ -81,6 +82,10 @@ class SqliteStore:
         except BaseException:
             await self.close()
             raise
+
+    async def schema_version(self) -> tuple[int, int]:
+        """How many migrations have been applied, and how many there are. The store need not be open."""
+        return version_of(self.path), len(self._migrations)
 
     async def close(self) -> None:
         """Waits for what was asked before, for a few seconds at most (`ConnectionThread.close`). Closing twice, or without having
