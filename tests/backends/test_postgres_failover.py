@@ -79,6 +79,7 @@ async def all_fail(tasks):
 # ---- finding the one that takes writes
 
 
+@pytest.mark.soak_ci
 async def test_the_primary_is_found_behind_its_standby(pair, opened):
     url = swapped(pair.create_database())
     store = await opened(url)
@@ -135,6 +136,7 @@ async def test_a_primary_that_does_not_know_us_yet(opened, postgres_server, post
     assert await until_it_works(lambda: commit_one(store, appending(run, 1, b"2"))) == Committed(2)
 
 
+@pytest.mark.soak_ci
 async def test_a_standby_is_read_where_that_is_asked_for(pair, opened):
     url = pair.create_database()
     await created(await opened(url), new_run())
@@ -262,6 +264,7 @@ async def test_what_only_the_primary_has_is_not_acknowledged(pair, opened):
     assert [message.dedup for message in await store.inbox(["run"])] == ["1"]
 
 
+@pytest.mark.soak_ci
 async def test_a_wait_for_the_standby_that_an_operator_breaks_off(pair, opened):
     """The server then answers as if all were well, and adds a warning."""
     store = await opened(pair.create_database())
@@ -287,6 +290,7 @@ async def test_a_wait_for_the_standby_that_an_operator_breaks_off(pair, opened):
 # ---- an address that another server has taken over, while the old one still answers
 
 
+@pytest.mark.soak_ci
 async def test_connections_to_a_server_that_was_made_read_only(pair, address, opened):
     """Those that only read or listen would never be refused anything."""
     url = at(address, pair.create_database())
@@ -327,6 +331,7 @@ async def test_a_listener_finds_out_by_itself(pair, address, opened, monkeypatch
         assert await heard.get() is News.DUE
 
 
+@pytest.mark.soak_ci
 async def test_connections_to_a_server_that_does_not_know_of_its_successor(pair, address, opened):
     """It lives on, and answers questions. Its commits wait for a standby that follows nobody any more."""
     url = at(address, pair.create_database())

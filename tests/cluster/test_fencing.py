@@ -21,6 +21,7 @@ SKEW = 3600.0
 SETTLED = {"settle": True}
 ETCD = ["postgres+etcd"]
 POSTGRES = ["postgres", "postgres+etcd"]
+IN_CI = [pytest.param("postgres+etcd", marks=pytest.mark.soak_ci)]
 
 
 def token(one: Token) -> str:
@@ -92,7 +93,7 @@ def through(arena: Arena, proxy: TcpProxy) -> dict[str, Any]:
     return {"store": arena.store.replace(f":{target}/", f":{proxy.port}/")}
 
 
-@pytest.mark.parametrize("how", ["stall", "cut"])
+@pytest.mark.parametrize("how", ["stall", pytest.param("cut", marks=pytest.mark.soak_ci)])
 @pytest.mark.parametrize("kind", ETCD)
 @pytest.mark.parametrize("proxy", ["etcd"], indirect=True)
 async def test_an_owner_is_cut_off_from_its_leases_only(arena: Arena, proxy: TcpProxy, how: str):
@@ -111,7 +112,7 @@ async def test_an_owner_is_cut_off_from_its_leases_only(arena: Arena, proxy: Tcp
         assert await another_is_driven(rl, cluster, "b", "a")
 
 
-@pytest.mark.parametrize("how", ["stall", "cut"])
+@pytest.mark.parametrize("how", ["stall", pytest.param("cut", marks=pytest.mark.soak_ci)])
 @pytest.mark.parametrize("kind", POSTGRES)
 @pytest.mark.parametrize("proxy", ["postgres"], indirect=True)
 async def test_an_owner_is_cut_off_from_the_store_only(arena: Arena, proxy: TcpProxy, how: str):
@@ -168,7 +169,7 @@ async def test_the_leases_are_down_for_longer_than_the_ttl(arena: Arena):
 # ---- mistaken
 
 
-@pytest.mark.parametrize("kind", POSTGRES)  # on one machine, which SQLite is for, there is only one clock
+@pytest.mark.parametrize("kind", ["postgres", *IN_CI])  # on one machine, which SQLite is for, there is only one clock
 @pytest.mark.parametrize("skew", [-SKEW, SKEW], ids=["behind", "ahead"])
 async def test_clocks_that_differ_by_an_hour(arena: Arena, skew: float):
     """Nobody is declared dead by a clock that is not the store's, and who is dead is found in time."""
