@@ -47,18 +47,21 @@ class Slot:
 class Job:
     """Something that a thread executes, with the slot it needs for that; None: it needs none."""
 
-    __slots__ = ("_abandoned", "_ended", "_pool", "slot", "what", "work")
+    __slots__ = ("_abandoned", "_ended", "_pool", "_work", "slot", "what")
 
     def __init__(self, pool: Threads, work: Callable[[], None], slot: Slot | None, what: str) -> None:
         self._pool = pool
-        self.work = work
+        self._work: Callable[[], None] | None = work
         self.slot = slot
         self.what = what
         self._abandoned = self._ended = False
 
     def run(self) -> None:
-        """In a thread."""
-        self.work()
+        """In a thread, once."""
+        work, self._work = self._work, None  # or whoever keeps the job, and is kept by its work, would be garbage
+        assert work is not None
+        work()
+        del work
         if self._pool.ended(self):
             log(logging.INFO, Token.THREAD_ABANDONED, f"{self.what}: the thread that nobody waited for has ended")
 
