@@ -170,6 +170,7 @@ class Relight:
             metrics=Metrics(),
             owner=owner,
             loop=loop,
+            said=set(),
         )
         let_go_when_broken(supervisor, services.keeper)
         orchestrator = Orchestrator(services)
@@ -360,7 +361,7 @@ class Relight:
     # ---- for handles
 
     async def row(self, run_id: str) -> Run:
-        found = await self.services.store.get_run(run_id)
+        found = await self.orchestrator.rows.get(run_id)
         if found is None:
             raise RunNotFoundError(f"no run has the id {run_id!r}")
         return found

@@ -52,7 +52,9 @@ class Metrics:
         self.decisions = Counter("relight_recovery_decisions", "what was done with orphans", "action")
         self.detection = Histogram("relight_recovery_detection_seconds", "from the lapse of a lease to the claim")
         self.resume = Histogram("relight_recovery_resume_seconds", "from the claim to going on, for one pass")
-        self.steps_repeated = Counter("relight_steps_repeated", "steps executed again after a crash")
+        self.steps_repeated = Counter(
+            "relight_steps_repeated", "steps of recovered runs that may have been in flight when their owner died"
+        )
         self.fenced = Counter(
             "relight_fenced_writes", "commits with entries that were refused since another owner has the run"
         )

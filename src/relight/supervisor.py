@@ -73,7 +73,9 @@ class Part:
                 return
             self.broken = False
             self._supervisor.mended(self)
-        self.in_a_row, self.outages, self.outage = 0, 0, ""
+        if self.outages > 1:
+            self._supervisor.back(self)
+        self.in_a_row, self.outage, self.outages = 0, "", 0
         self._pause.reset()
 
     @property
@@ -87,7 +89,7 @@ class Part:
 
     def failed(self, error: Exception) -> None:
         if self._quiet and self.task is not None:
-            self.in_a_row = 0
+            self.in_a_row = self.outages = 0
             self._pause.reset()
         if isinstance(error, StoreError):
             self.outages += 1
@@ -158,6 +160,7 @@ class Supervisor:
         # Called in the thread of the part: an essential one cannot be kept alive; all of them can again.
         self.on_broken: Callable[[Part], None] | None = None
         self.on_mended: Callable[[Part], None] | None = None
+        self.on_back: Callable[[Part], None] | None = None  # an outage that was tried more than once is over
         self.parts: dict[str, Part] = {}
 
     def part(self, name: str, *, essential: bool = True) -> Part:
@@ -179,6 +182,10 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         here = [part for part in self.parts.values() if part.task is not None and part.task.get_loop() is loop]
         await asyncio.gather(*(part.stop() for part in here))
+
+    def back(self, part: Part) -> None:
+        if self.on_back is not None:
+            self.on_back(part)
 
     def broke(self, part: Part) -> None:
         if self.on_broken is not None:

@@ -71,4 +71,7 @@ def let_go_when_broken(supervisor: Supervisor, keeper: Keeper) -> None:
         log(logging.WARNING, Token.LEASE_REGAINED, f"{part.name} works again: this process takes up runs again")
         keeper.go_on()
 
-    supervisor.on_broken, supervisor.on_mended = broken, mended
+    def back(part: Part) -> None:
+        log(logging.WARNING, Token.RECOVERY_FAILED, f"{part.name} is answered again, after {part.outages} tries")
+
+    supervisor.on_broken, supervisor.on_mended, supervisor.on_back = broken, mended, back

@@ -25,6 +25,16 @@ PARK_GRACE_SECONDS = 5.0  # what a flow's own `finally` may take in a thread whe
 STOP_SECONDS = 1.0  # what a step's body may take to end once it is cancelled
 
 
+# How a hold is said: once, by what is the matter.
+_HELD = {
+    Hold.DEFINITION: (logging.WARNING, Token.DEFINITION_MISSING),
+    Hold.VERSION: (logging.ERROR, Token.FINGERPRINT_MISMATCH),
+    Hold.NONDETERMINISM: (logging.ERROR, Token.NONDETERMINISM),
+    Hold.CORRUPT: (logging.ERROR, Token.JOURNAL_CORRUPT),
+    Hold.POISON: (logging.ERROR, Token.RUN_POISONED),
+}
+
+
 # ---- leaving memory
 
 
@@ -101,7 +111,7 @@ async def _depart(run: LiveRun, reason: str, grace_seconds: float, write: Any) -
         end_without_code(run, cancel_reason(asked_to_end))
     elif run.held is not None:
         kind, why = run.held
-        log(logging.WARNING, Token.RUN_HELD, f"run {run.id}: {why}")
+        log(*_HELD.get(kind, (logging.WARNING, Token.RUN_HELD)), f"run {run.id}: {why}")
         run.change(Status.PAUSED, hold=kind, reason=why, owner=None, heard=run.last_heard)
     elif write is not None:
         write()

@@ -68,6 +68,7 @@ class Keeper:
         self.generation = 0
         self.valid_until = 0.0  # by the monotonic clock: until then nobody else may claim our runs
         self._lost = False
+        self._failures = 0  # heartbeats in a row that did not get through
         self._withheld = ""  # why this process gives its lease away; "" while it keeps it
         self._pause = ttl_seconds / 3  # before the next heartbeat
         self._heir: Heir = Nobody()
@@ -268,6 +269,10 @@ class Keeper:
                 self._renewed(sent, lapsed=lapsed)
                 self._pause = self._ttl / 3
                 part.well()
+                if self._failures:
+                    why = f"{self.owner}: heartbeats get through again, after {self._failures} that did not"
+                    log(logging.WARNING, Token.HEARTBEAT_FAILED, why)
+                    self._failures = 0
 
     def _renewed(self, sent: float, *, lapsed: bool) -> None:
         self.generation += lapsed
@@ -286,7 +291,9 @@ class Keeper:
         if _unexpected(error):
             part.failed(error)
         why = str(error) or "no answer in time"
-        log(logging.WARNING, Token.HEARTBEAT_FAILED, f"{self.owner}: {why}; trying again")
+        self._failures += 1
+        level = logging.WARNING if self._failures == 1 else logging.DEBUG  # said once, then counted
+        log(level, Token.HEARTBEAT_FAILED, f"{self.owner}: {why}; trying again")
         if self._monotonic() >= self.valid_until - self._ttl / 3 - 0.01:
             self._lose(f"no heartbeat got through for two thirds of lease_ttl ({self._ttl:g}s)")
 

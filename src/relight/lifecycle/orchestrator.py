@@ -17,6 +17,7 @@ from relight.lifecycle.doubts import Doubts
 from relight.lifecycle.lookout import Lookout
 from relight.lifecycle.mail import Mail
 from relight.lifecycle.overtaken import Overtaken
+from relight.lifecycle.row_reads import RowReads
 from relight.lifecycle.run import LiveRun
 from relight.lifecycle.run_record import RUNNING
 from relight.lifecycle.services import Services
@@ -44,6 +45,7 @@ class Orchestrator:
         self._own: set[str] = set()  # runs started here; kept only while recovery is off
         self._room_waiters: list[asyncio.Future[None]] = []
         self.watchers = Watchers()
+        self.rows = RowReads(services.store, services.background)
         self.mail = Mail(services.store, self.live, self.taking, self._creating)
         self.doubts = Doubts(self, self._creating)
         self.overtaken = Overtaken(services, self.live)

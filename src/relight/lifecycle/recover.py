@@ -151,7 +151,7 @@ async def _restore(
         found.append((run, state, known))
     restored = []
     for (run, state, _), known in zip(found, _judge(orchestrator, found, death), strict=True):
-        run.recovered = crashed
+        run.recovered = int(crashed)
         decision = decide(known)
         if crashed and decision.action is not Action.FINISH:
             _record_recovery(run, state, decision, known)
@@ -313,13 +313,10 @@ def _final_write(restored: _Restored) -> Callable[[], None] | None:
         encoded = msgspec.json.encode(error)
         return lambda: _end(run, restored.state, failed, error=encoded, reason=decision.reason)
     if decision.action is Action.HOLD_POISON:
-        log(logging.ERROR, Token.RUN_POISONED, f"run {run.id}: {decision.reason}")
         run.held = (Hold.POISON, decision.reason)
     elif decision.action is Action.HOLD_VERSION:
-        log(logging.ERROR, Token.FINGERPRINT_MISMATCH, f"run {run.id}: {decision.reason}")
         run.held = (Hold.VERSION, decision.reason)
     else:
-        log(logging.WARNING, Token.DEFINITION_MISSING, f"run {run.id}: {decision.reason}")
         run.held = (Hold.DEFINITION, decision.reason)
     return None
 

@@ -65,7 +65,7 @@ class LiveRun(RunRecord, Asking):
         self.created = state.created
         self.begun_again = state.open.get("")  # its flow was called again by its retry
         self.restored = len(state.outcomes)
-        self.recovered = False  # its last owner died: what was in flight then is repeated
+        self.recovered = 0  # over 0: its last owner died, and what was in flight then is repeated, and counted here
 
         # The flow's code, and what it waits for.
         self.loop: RunLoop = RunLoop(row.id, services.floor, self)  # type: ignore[abstract]  # what is missing is refused there
@@ -217,6 +217,8 @@ class LiveRun(RunRecord, Asking):
                 self.busy -= 1
         if self.replay is not None:
             self.replay.drop(*operation.entries)
+        else:
+            self.recovered = 0  # what follows from something new was not in flight at the crash
         if operation.interrupted:
             operation.set_exception(RunCancelled(self.cancel_reason or "cancelled"))
         elif operation.given_up and operation.error is GIVEN_UP:
@@ -239,7 +241,6 @@ class LiveRun(RunRecord, Asking):
             if operation not in replay.anew:
                 self.begin(operation)
         waits.catch_up(self)
-        self.recovered = False
 
     def do_when_live(self) -> None:
         """What `when_live` has put off."""
@@ -256,7 +257,6 @@ class LiveRun(RunRecord, Asking):
                 operation.begin()
             else:
                 self.begin(operation)
-        self.recovered = False  # only what it asks for first may have been in flight
 
     def begin(self, operation: Operation) -> None:
         """Do what the flow has asked for."""
@@ -378,8 +378,6 @@ class LiveRun(RunRecord, Asking):
         """The run cannot go on, and will be held with this reason: nothing begins and nothing is told any more."""
         if self.held is None and not self.departing:
             self.held = (kind, str(error))
-            if kind is Hold.NONDETERMINISM:
-                log(logging.ERROR, Token.NONDETERMINISM, f"run {self.id}: {error}")
         self.stopping = self.stopping or f"held: {error}"
         if not self._advancing and not self.departing:
             hold.depart_by_itself(self)

@@ -168,7 +168,6 @@ class RunRecord:
         try:
             return check_blob(await self.read(lambda store: store.get_blob(blob)), blob, self.id)
         except CorruptionError as error:
-            log(logging.ERROR, Token.JOURNAL_CORRUPT, f"run {self.id}: {error}")
             why = f"{error} and resume() the run, or cancel() it"
             self.stuck(Hold.CORRUPT, CorruptionError(why, root_id=self.id, sequence=0))
             raise Unwind(why) from None

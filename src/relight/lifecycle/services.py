@@ -46,6 +46,7 @@ class Services(msgspec.Struct, frozen=True):
     metrics: Metrics
     owner: str
     loop: asyncio.AbstractEventLoop
+    said: set[tuple[str, str]]  # run and text: what need not be said again in the life of this process
 
 
 class Host(Protocol):

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 
 _monotonic = SYSTEM_CLOCK.monotonic
+MOST_SAID = 10_000  # changes that are remembered as said
+MOST_LISTED = 20  # steps in flight at a crash that a run's own log names
 _init_future = asyncio.Future.__init__
 
 
@@ -178,8 +180,8 @@ def _still_valid(op: StepOperation, outcome: Outcome) -> bool:
     policy = run.services.config.recovery.version_mismatch
     if outcome.fingerprint != step.fingerprint:
         what = f"code or options changed ({outcome.fingerprint} → {step.fingerprint})"
-        text = f"run {run.id}: step {key!r}: {what} since it was recorded; version_mismatch={policy}"
-        log(logging.WARNING, Token.FINGERPRINT_MISMATCH, text)
+        done = {"warn": "its result is used", "rerun": "it is executed again", "fail": "the run is held"}[policy]
+        _say_changed(run, Token.FINGERPRINT_MISMATCH, f"step {key!r}: {what} since it was recorded; {done} ({policy})")
         if policy == "fail":
             why = (
                 f"step {key!r}: {what} since it was recorded; restore the old code, or set version_mismatch to warn or "
@@ -188,7 +190,8 @@ def _still_valid(op: StepOperation, outcome: Outcome) -> bool:
             run.stuck(Hold.VERSION, VersionMismatchError(why))
         return policy != "rerun"
     what = f"arguments changed ({outcome.digest} → {op.digest})"
-    log(logging.WARNING, Token.INPUT_MISMATCH, f"run {run.id}: step {key!r}: {what} since it was recorded")
+    done = "it is executed again" if policy == "rerun" else "the run is held"
+    _say_changed(run, Token.INPUT_MISMATCH, f"step {key!r}: {what} since it was recorded; {done} ({policy})")
     if policy == "rerun":
         return False
     # No edit of the step explains that: flow code was changed, or is not deterministic. Its result is another call's.
@@ -201,12 +204,30 @@ def _still_valid(op: StepOperation, outcome: Outcome) -> bool:
     return True
 
 
+def _say_changed(run: LiveRun, token: Token, text: str) -> None:
+    """In the log, and in the run's own. Once in the life of this process: a run that wakes up a thousand times finds the same
+    change each time."""
+    said = run.services.said
+    if (run.id, text) not in said:
+        if len(said) >= MOST_SAID:
+            said.clear()
+        said.add((run.id, text))
+        log(logging.WARNING, token, f"run {run.id}: {text}")
+        run.when_live(lambda: run.log(token, text))
+
+
 def _say_repeated(op: StepOperation) -> None:
     begun = op.begun
     if begun is not None and (begun.until is not None or begun.fatal):
         return
     run = op.run
-    text = f"run {run.id}: step {op.key!r} may have been in flight at the crash; executing it"
-    log(logging.INFO, Token.STEP_REPEATED, text)
     run.services.metrics.steps_repeated.inc()
-    run.log(Token.STEP_REPEATED, f"step {op.key!r} may have been in flight when its last owner died; executed again")
+    run.recovered += 1
+    log(
+        logging.INFO,
+        Token.STEP_REPEATED,
+        f"run {run.id}: step {op.key!r} may have been in flight at the crash; executing it",
+    )
+    what = f"step {op.key!r} may" if run.recovered <= MOST_LISTED + 1 else "more steps, which are not listed, may"
+    if run.recovered <= MOST_LISTED + 2:
+        run.log(Token.STEP_REPEATED, f"{what} have been in flight when its last owner died; executed again")
