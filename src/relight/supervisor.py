@@ -196,6 +196,12 @@ class Supervisor:
             self.on_mended(part)
 
     @property
+    def failing(self) -> str:
+        """Which parts fail right now, and why; "" when all is well."""
+        failing = [part for part in self.parts.values() if part.failing or part.broken]
+        return "; ".join(f"{part.name} fails: {part.outage or part.error}" for part in failing)
+
+    @property
     def trouble(self) -> str:
         """Which parts cannot be kept alive, and why; "" when all can."""
         broken = [part for part in self.parts.values() if part.broken]

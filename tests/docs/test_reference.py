@@ -150,6 +150,7 @@ def test_the_json_of_plan_and_explain_is_what_the_page_says():
         flow="f",
         owner=None,
         owner_alive=False,
+        owner_trouble="",
         last_heartbeat=None,
         lease_expires_at=None,
         epoch=1,

@@ -285,3 +285,29 @@ async def test_a_task_that_the_program_cancels_is_missed(caplog: pytest.LogCaptu
         await until(lambda: not rl.services.keeper.held)
         assert not rl.health().ok
         assert "lookout cannot be kept alive" in caplog.text
+
+
+async def test_everybody_can_see_that_an_owner_is_in_trouble(
+    flows: Flows, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(supervisor, "MOST_FAILURES", 10**6)
+    path = tmp_path / "relight.db"
+    store = HalfBroken(path, clock=SYSTEM_CLOCK)
+    recovery = {"lease_ttl": "1s", "check_interval": "0.1s"}
+    async with (
+        Relight(store=store, lease_manager=SqliteLeases(path), park_after="1h", recovery=recovery) as sick,
+        Relight(path, drive=False) as client,
+    ):
+        await sick.start(flows.listens, id="r")
+
+        async def says_so() -> bool:
+            found = await client.explain("r")
+            return "lookout fails: BugError" in found.owner_trouble and "alive and in trouble" in found.sentence
+
+        await until(says_so)
+        store.broken = False
+
+        async def well() -> bool:
+            return not (await client.explain("r")).owner_trouble
+
+        await until(well)

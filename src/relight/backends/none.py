@@ -27,6 +27,9 @@ class NoLeases:
     async def close(self) -> None:
         self._closed.set()
 
+    def report(self, trouble: str) -> None:
+        pass
+
     async def heartbeat(self) -> bool:
         return False
 

@@ -40,6 +40,7 @@ def _as_dict(found: Explanation) -> dict[str, Any]:
         "flow": found.flow,
         "owner": found.owner,
         "owner_alive": found.owner_alive,
+        "owner_trouble": found.owner_trouble,
         "last_heartbeat": utc_time(found.last_heartbeat),
         "lease_expires_at": utc_time(found.lease_expires_at),
         "epoch": found.epoch,

@@ -261,6 +261,7 @@ class Keeper:
             lapsed = sent >= self.valid_until
             self._pause = min(self._ttl / 12, 1.0)
             try:
+                self.leases.report(self._supervisor.failing)
                 async with asyncio.timeout(self._time_for(sent)):
                     lapsed |= await self.leases.heartbeat()
             except Exception as error:  # noqa: BLE001 - whatever it is, no heartbeat got through

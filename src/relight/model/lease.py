@@ -12,6 +12,7 @@ class Process(msgspec.Struct, frozen=True):
     pid: int = 0
     started: int = 0  # the system's own start time of that pid: pids are used again
     life: str = ""  # the session's token, for sessions of one process
+    trouble: str = ""  # what it says is wrong with it: a part of it that keeps failing
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):

@@ -34,6 +34,11 @@ class LeaseManager(Protocol):
         """Disconnect, without releasing anything: what `release_all` has not released lapses."""
         ...
 
+    def report(self, trouble: str) -> None:
+        """What is wrong with this process; "": nothing. Others read it in its session (`Process.trouble`) after the next
+        heartbeat. Costs nothing, and changes nothing in who holds what."""
+        ...
+
     async def heartbeat(self) -> bool:
         """Keep the session, and with it all runs attached to it, for another ttl from now. True if it began with this: for
         the first time, or again after it had lapsed or was ended, when the runs that were attached to it may be others'."""

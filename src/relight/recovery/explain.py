@@ -27,6 +27,7 @@ class Explanation(msgspec.Struct, kw_only=True):
     flow: str
     owner: str | None
     owner_alive: bool
+    owner_trouble: str  # what the owner says is wrong with it
     last_heartbeat: float | None
     lease_expires_at: float | None
     epoch: int
@@ -55,6 +56,7 @@ async def explain(services: Services, run_id: str) -> Explanation:
         flow=row.flow,
         owner=row.owner,
         owner_alive=known.alive,
+        owner_trouble=known.trouble_of_owner,
         last_heartbeat=None if session is None else session.heartbeat_at,
         lease_expires_at=None if session is None else session.expires_at,
         epoch=row.epoch,
@@ -123,7 +125,8 @@ def _held(known: Known, now: float) -> str:
     if row.owner is None:
         return "is about to be taken up again"
     if known.alive:
-        return f"is driven by {row.owner}, which is alive; it is at {_place(known.state, now)}"
+        trouble = f" and in trouble ({known.trouble_of_owner})" if known.trouble_of_owner else ""
+        return f"is driven by {row.owner}, which is alive{trouble}; it is at {_place(known.state, now)}"
     silent = "whose session is gone" if session is None else f"silent for {_ago(now - session.heartbeat_at)}"
     return f"was driven by {row.owner}, {silent}; recovery {_would(known)}"
 

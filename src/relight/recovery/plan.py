@@ -58,6 +58,11 @@ class Known(msgspec.Struct):
     verdict: Decision  # as if its owner were gone, or its time had come
     unread: list[Message]  # what it was told and has not taken in
 
+    @property
+    def trouble_of_owner(self) -> str:
+        """What the owner says is wrong with it, while it lives."""
+        return self.session.process.trouble if self.alive and self.session is not None else ""
+
 
 async def incomplete(services: Services, limit: int | None = None) -> AsyncIterator[Run]:
     """Every unfinished root run, newest first; at most `limit` of them."""

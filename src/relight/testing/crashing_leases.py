@@ -47,6 +47,9 @@ class CrashingLeases:
     async def close(self) -> None:
         await self._do("leases.close", self._inner.close())
 
+    def report(self, trouble: str) -> None:
+        self._inner.report(trouble)
+
     async def heartbeat(self) -> bool:
         return await self._do("leases.heartbeat", self._inner.heartbeat())
 

@@ -76,6 +76,7 @@ class EtcdLeases:
         self._watches: list[OrphanWatch] = []
         self._owner = ""
         self._process = Process()
+        self._record = _Record()  # as it stands in the session's key
         self._ttl_seconds = 0
         self._call_seconds = 0.0
         self._lease = 0  # of the session; 0: it has not begun
@@ -107,9 +108,14 @@ class EtcdLeases:
         if connection is not None:
             await connection.close()
 
+    def report(self, trouble: str) -> None:
+        self._process = msgspec.structs.replace(self._process, trouble=trouble)
+
     async def heartbeat(self) -> bool:
         async with self._beginning:
             if self._lease and await self._etcd.keep_alive(self._lease):
+                if self._process != self._record.process:
+                    await self._put(msgspec.structs.replace(self._record, process=self._process))
                 return False
             await self._begin()
             self._etcd.seconds = self._call_seconds  # from now on somebody's runs depend on it
@@ -120,10 +126,13 @@ class EtcdLeases:
         self._lease = 0
         etcd = self._etcd
         lease = await etcd.grant(self._ttl_seconds)
-        record = _Record(self._process, self._clock.now(), lease, self._ttl_seconds)
-        await etcd.put(self._keys.session(self._owner), msgspec.json.encode(record), lease)
+        await self._put(_Record(self._process, self._clock.now(), lease, self._ttl_seconds))
         await etcd.transact(put_once(self._keys.since, b"%.3f" % self._clock.now()))
         self._lease = lease
+
+    async def _put(self, record: _Record) -> None:
+        await self._etcd.put(self._keys.session(self._owner), msgspec.json.encode(record), record.lease)
+        self._record = record
 
     async def release_all(self) -> None:
         async with self._beginning:

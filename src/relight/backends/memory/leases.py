@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
+import msgspec
+
 from relight.backends.memory.data import SessionWatcher, StoredSession
 from relight.backends.memory.store import MemoryStore
 from relight.clock import Clock
@@ -41,6 +43,9 @@ class MemoryLeases:
 
     # ---- the session
 
+    def report(self, trouble: str) -> None:
+        self._process = msgspec.structs.replace(self._process, trouble=trouble)
+
     async def heartbeat(self) -> bool:
         self._check()
         with self._data.lock:
@@ -50,6 +55,7 @@ class MemoryLeases:
             if session is None:
                 session = StoredSession(self._process, now, now, now)
                 self._data.sessions[self._owner] = session
+            session.process = self._process
             session.heartbeat_at, session.expires_at = now, now + self._ttl_seconds
         if begun:
             self._data.tell_watchers()  # they have one more session to wait for

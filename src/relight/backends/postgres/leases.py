@@ -49,14 +49,15 @@ class PostgresLeases:
         self._sql = queries(schema)
         self._pool: Pool | None = None
         self._owner = ""
-        self._process = ""
+        self._who, self._process = Process(), ""  # and as JSON
         self._ttl_seconds = 0.0
         self._watches: set[asyncio.Event] = set()  # to wake, when the manager is closed
         self._listeners: set[Listener] = set()
 
     async def open(self, owner: str, process: Process, ttl_seconds: float) -> None:
         self._owner, self._ttl_seconds = owner, ttl_seconds
-        self._process = msgspec.json.encode(process).decode()
+        self._who = process
+        self.report(process.trouble)
         await self._asked(prepare(self._target, self._schema, migrate=False))
         # A heartbeat that gets no answer is given up in time for another one.
         self._pool = Pool(self._target, CONNECTIONS, min(COMMAND_SECONDS, ttl_seconds / 3), self._moved)
@@ -88,6 +89,9 @@ class PostgresLeases:
             raise
 
     # ---- the session
+
+    def report(self, trouble: str) -> None:
+        self._process = msgspec.json.encode(msgspec.structs.replace(self._who, trouble=trouble)).decode()
 
     async def heartbeat(self) -> bool:
         ((begun,),) = await self._fetch("heartbeat", self._owner, self._process, self._ttl_seconds)

@@ -45,14 +45,15 @@ class SqliteLeases:
         self._version = len(migrations())
         self._connection: apsw.Connection | None = None
         self._owner = ""
-        self._process = ""
+        self._who, self._process = Process(), ""  # and as JSON
         self._ttl_seconds = 0.0
         self._closed = asyncio.Event()
         self._closed.set()
 
     async def open(self, owner: str, process: Process, ttl_seconds: float) -> None:
         self._owner, self._ttl_seconds = owner, ttl_seconds
-        self._process = msgspec.json.encode(process).decode()
+        self._who = process
+        self.report(process.trouble)
         self._closed = asyncio.Event()  # of the loop that opens it
         self._do(lambda db: None)
 
@@ -61,6 +62,9 @@ class SqliteLeases:
         self._disconnect()
 
     # ---- the session
+
+    def report(self, trouble: str) -> None:
+        self._process = msgspec.json.encode(msgspec.structs.replace(self._who, trouble=trouble)).decode()
 
     async def heartbeat(self) -> bool:
         row = {"owner": self._owner, "process": self._process, "ttl": self._ttl_seconds}

@@ -26,6 +26,18 @@ class SessionSuite(LeaseBase):
 
     # ---- listing
 
+    async def test_what_a_process_says_is_wrong_with_it_stands_in_its_session(self, leases: OpenLeases) -> None:
+        a = await leases("a#1")
+        b = await leases("b#1")
+        a.report("its clock is broken")
+        assert await a.heartbeat() is False
+        sessions = {session.owner: session for session in await b.list_orchestrators()}
+        assert sessions["a#1"].process.trouble == "its clock is broken"
+        a.report("")
+        assert await a.heartbeat() is False
+        sessions = {session.owner: session for session in await b.list_orchestrators()}
+        assert sessions["a#1"].process.trouble == ""
+
     async def test_sessions_are_listed_with_their_process(self, leases: OpenLeases) -> None:
         process = Process(machine="boot 1", pid=4711, started=123_456, life="token")
         await leases("host-1#abc", process=process)
