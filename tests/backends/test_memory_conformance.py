@@ -52,6 +52,10 @@ class TestWakings(conformance.WakingSuite):
     pass
 
 
+class TestSharingOfDueRuns(conformance.SharingSuite):
+    pass
+
+
 class TestContents(conformance.ContentSuite):
     pass
 

@@ -61,6 +61,10 @@ class TestWakings(conformance.WakingSuite):
     pass
 
 
+class TestSharing(conformance.SharingSuite):
+    pass
+
+
 class TestContents(conformance.ContentSuite):
     pass
 

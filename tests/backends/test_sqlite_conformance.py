@@ -60,6 +60,10 @@ class TestWakings(conformance.WakingSuite):
     pass
 
 
+class TestSharing(conformance.SharingSuite):
+    pass
+
+
 class TestContents(conformance.ContentSuite):
     pass
 

@@ -464,7 +464,7 @@ async def test_what_comes_into_memory_while_the_engine_stops_is_let_go_as_well(
     await rl.start(slow.flow, id="slow")  # what stopping waits for
     await until(lambda: slow.entered)
     store: Any = rl.services.store
-    name = "claim" if how == "taken up" else "commit"
+    name = "claim_due" if how == "taken up" else "commit"
     real, held_up = getattr(store.inner, name), asyncio.Event()
 
     async def delayed(*args: Any) -> Any:

@@ -148,16 +148,16 @@ async def test_a_sleep_that_falls_due_while_the_store_is_asked_is_not_passed_ove
     for run in runs:
         await world.park(run)
     store: Any = rl.services.store
-    due = store.inner.due
+    claim_due = store.inner.claim_due
 
-    async def slow(now: float, limit: int) -> Any:
+    async def slow(*given: Any) -> Any:
         """One is due; when the answer arrives the other is as well, and no timer was set for it."""
-        monkeypatch.setattr(store.inner, "due", due)
-        found = await due(now, limit)
+        monkeypatch.setattr(store.inner, "claim_due", claim_due)
+        found = await claim_due(*given)
         world.clock.advance("1s")
         return found
 
-    monkeypatch.setattr(store.inner, "due", slow)
+    monkeypatch.setattr(store.inner, "claim_due", slow)
     world.clock.advance(START + 600 - world.clock.now())
     assert [await run.result(timeout="60s") for run in runs] == ["rested"] * 2
 

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import types
-from collections.abc import Coroutine, Generator
+from collections.abc import Coroutine, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -241,10 +241,10 @@ class HalfBroken(SqliteStore):
 
     broken = True
 
-    async def due(self, now: float, limit: int) -> list[Run]:
+    async def claim_due(self, owner: str, now: float, since: float, limit: int, but: Sequence[str]) -> list[Run]:
         if self.broken:
             raise BugError("an unknown kind of row")
-        return await super().due(now, limit)
+        return await super().claim_due(owner, now, since, limit, but)
 
 
 async def test_a_process_that_cannot_keep_a_part_alive_lets_others_take_over(

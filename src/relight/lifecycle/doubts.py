@@ -49,7 +49,8 @@ class Doubts:
     async def resolve(self) -> None:
         """Take up what is ours, as far as there is room."""
         services = self._orchestrator.services
-        for run_id in [run_id for run_id in self._doubtful if run_id in self._orchestrator.live]:
+        live = self._orchestrator.live
+        for run_id in [run_id for run_id in self._doubtful if run_id in live and live[run_id].stopping is None]:
             del self._doubtful[run_id]
         # One that is being created once more is driven by that, unless it is there already: it stays in doubt till then.
         ready = [run_id for run_id in self._doubtful if not self._arriving(run_id)][: max(self._orchestrator.room, 0)]
@@ -71,4 +72,5 @@ class Doubts:
                 await take_up(self._orchestrator, some, crashed=was_crashed)
 
     def _arriving(self, run_id: str) -> bool:
-        return run_id in self._creating or run_id in self._orchestrator.taking
+        """Or just leaving: it may be claimed for its next life already."""
+        return run_id in self._creating or run_id in self._orchestrator.taking or run_id in self._orchestrator.live

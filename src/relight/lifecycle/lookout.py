@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from relight.clock import Timer
-from relight.lifecycle.recover import take_up
+from relight.lifecycle.recover import take_up, take_up_claimed
 from relight.lifecycle.upgrades import Freed
 from relight.model.run import ENDS_PAUSE, RESUMED_BY_HAND, Hold, News, Run
 from relight.supervisor import Part
@@ -172,10 +172,13 @@ class Lookout:
         asked_at = self._services.clock.now()
         while self._orchestrator.room > 0:
             limit = min(PASS_LIMIT, self._orchestrator.room)
+            if self._services.config.recovery.enabled:
+                if await self._claim_due(asked_at, limit) < limit:
+                    break
+                continue
             due = await self._services.store.due(asked_at, limit)
             fresh = [row for row in due if self._orchestrator.may_take(row.id)]
-            if not self._services.config.recovery.enabled:
-                fresh += await self._freed_by_hand(due)
+            fresh += await self._freed_by_hand(due)
             taken = await take_up(self._orchestrator, fresh, crashed=False)
             if len(due) < limit or not taken:
                 # What is being taken up just now may hide what is due behind it: look again once it is here.
@@ -189,6 +192,18 @@ class Lookout:
             # What was due when we asked was not for us (others took it, or its lease is not free yet): no hurry then. What
             # has fallen due since, nobody has looked at.
             self.wake_at(upcoming if upcoming > asked_at else self._services.clock.now() + NOT_OURS_SECONDS)
+
+    async def _claim_due(self, now: float, limit: int) -> int:
+        """Claim what is due, of what has just fallen due our share; what nobody has taken a moment later is anybody's."""
+        orchestrator, owner = self._orchestrator, self._services.owner
+        leaving = [run_id for run_id, run in orchestrator.live.items() if run.stopping is not None]
+        but = [*orchestrator.taking, *leaving]
+        rows = await self._services.store.claim_due(owner, now, now - NOT_OURS_SECONDS, limit, but)
+        if rows:
+            await take_up_claimed(orchestrator, rows)
+        # What is being taken up, or leaves, may be due: look again once it is here, or gone.
+        self._look_again |= bool(but)
+        return len(rows)
 
     async def _freed_by_hand(self, due: Sequence[Run]) -> list[Run]:
         """While recovery is off: those that somebody has resumed, or asked to end, wherever that was. They are ours then."""

@@ -66,7 +66,19 @@ class _Restored(msgspec.Struct):
     inbox: list[Message]
 
 
-async def take_up(orchestrator: Orchestrator, rows: list[Run], *, crashed: bool, death: Death = UNKNOWN) -> int:
+async def take_up_claimed(orchestrator: Orchestrator, rows: list[Run]) -> None:
+    """Runs that were due, and that this process has claimed already. Those that it cannot drive yet stay in doubt: one whose last
+    life is just leaving memory, or all of them when the lease was lost meanwhile."""
+    able = orchestrator.services.keeper.held and not orchestrator.stopping
+    late = [row.id for row in rows if not able or row.id in orchestrator.live or row.id in orchestrator.taking]
+    if late:
+        orchestrator.doubt(late, crashed=False)
+    await take_up(orchestrator, rows, crashed=False, claimed=True)
+
+
+async def take_up(
+    orchestrator: Orchestrator, rows: list[Run], *, crashed: bool, death: Death = UNKNOWN, claimed: bool = False
+) -> int:
     """Bring these unfinished roots into memory and drive them; how many were claimed."""
     rows = [row for row in rows if not row.status.terminal and not row.newer and row.id not in orchestrator.live]
     rows = [row for row in rows if row.id not in orchestrator.taking]
@@ -79,8 +91,10 @@ async def take_up(orchestrator: Orchestrator, rows: list[Run], *, crashed: bool,
     began = services.clock.monotonic()
     generation = services.keeper.generation  # from before the claim: frozen after it, we must ask again
     try:
-        rows = await _lease(services, rows)
-        epochs = await services.store.claim({row.id: row.epoch for row in rows}, services.owner)
+        epochs = {row.id: row.epoch for row in rows}
+        if not claimed:
+            rows = await _lease(services, rows)
+            epochs = await services.store.claim({row.id: row.epoch for row in rows}, services.owner)
         restored = await _restore(orchestrator, [row for row in rows if row.id in epochs], epochs, crashed, death)
         for one in restored:
             one.run.generation = generation

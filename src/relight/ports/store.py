@@ -188,6 +188,15 @@ class MetadataStore(Protocol):
         """
         ...
 
+    async def claim_due(self, owner: str, now: float, since: float, limit: int, but: Sequence[str]) -> list[Run]:
+        """Make `owner` the owner of up to `limit` of the roots that `due` gives, earliest first, but not of those named in `but`:
+        in one transaction, in which each gets a raised epoch, so that no two callers get the same run. As they are now.
+
+        Of those that fell due after `since` it takes only the owner's share (`model.sharing.share`), by the sessions that the
+        store knows to be alive and what they hold: those who come a moment later find theirs.
+        """
+        ...
+
     async def next_due(self) -> float | None:
         """The earliest wake_at of any waiting or pending root nobody holds in memory."""
         ...

@@ -239,6 +239,9 @@ class CrashingStore:
     async def due(self, now: float, limit: int) -> list[Run]:
         return await self._do("due", self._inner.due(now, limit))
 
+    async def claim_due(self, owner: str, now: float, since: float, limit: int, but: Sequence[str]) -> list[Run]:
+        return await self._do("claim_due", self._inner.claim_due(owner, now, since, limit, but))
+
     async def next_due(self) -> float | None:
         return await self._do("next_due", self._inner.next_due())
 

@@ -29,6 +29,7 @@ from relight.model.run import (
     cursor_from,
     parse_cursor,
 )
+from relight.model.sharing import share
 from relight.model.text import check_filter
 from relight.ports.store import Commit, CommitResult
 from relight.supervisor import Supervisor
@@ -131,6 +132,19 @@ class MemoryStore:
 
     async def due(self, now: float, limit: int) -> list[Run]:
         return [copy(run) for wake_at, _, run in self._waiting() if wake_at <= now][:limit]
+
+    async def claim_due(self, owner: str, now: float, since: float, limit: int, but: Sequence[str]) -> list[Run]:
+        with self.data.writing():
+            alive = {session.owner for session in self.data.list_sessions(SYSTEM_CLOCK.now()) if session.fresh}
+            due = [run for wake_at, _, run in self._waiting() if wake_at <= now and run.id not in but]
+            recent = [run for run in due if run.wake_at is not None and run.wake_at > since]
+            held = [run.owner for run in self._active() if run.owner in alive]
+            most = len(due) - len(recent) + share(len(recent), len(alive), len(held), held.count(owner))
+            claimed = due[: min(most, limit)]
+            for run in claimed:
+                run.owner, run.updated_at = owner, self._clock.now()
+                run.epoch += 1
+            return [copy(run) for run in claimed]
 
     async def next_due(self) -> float | None:
         waiting = self._waiting()

@@ -120,6 +120,9 @@ SELECT * FROM relight.runs
 WHERE root_id IS NULL AND owner IS NULL AND wake_at IS NOT NULL AND status IN ('pending', 'waiting') AND wake_at <= $1
 ORDER BY wake_at LIMIT $2;
 
+-- name: claim_due
+SELECT * FROM relight.claim_due($1, $2, $3, $4, $5);
+
 -- name: next_due
 SELECT min(wake_at) FROM relight.runs
 WHERE root_id IS NULL AND owner IS NULL AND wake_at IS NOT NULL AND status IN ('pending', 'waiting');

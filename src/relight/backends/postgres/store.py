@@ -184,6 +184,11 @@ class PostgresStore:
     async def due(self, now: float, limit: int) -> list[Run]:
         return await self._runs("due", now, limit)
 
+    async def claim_due(self, owner: str, now: float, since: float, limit: int, but: Sequence[str]) -> list[Run]:
+        rows = await self._pool.fetch(self._sql["claim_due"], owner, now, since, limit, but)
+        self._committer.learn([(row[1], row[0]) for row in rows])
+        return sorted((run_from(row) for row in rows), key=lambda run: run.wake_at or 0.0)
+
     async def next_due(self) -> float | None:
         wake_at: float | None = await self._pool.value(self._sql["next_due"])
         return wake_at

@@ -187,6 +187,19 @@ SELECT * FROM runs INDEXED BY runs_due
 WHERE root_id IS NULL AND status IN ('waiting', 'pending') AND owner IS NULL AND wake_at IS NOT NULL AND wake_at <= ?
 ORDER BY wake_at LIMIT ?;
 
+-- name: living
+SELECT count(*) FROM orchestrators WHERE expires_at > unixepoch('subsec');
+
+-- name: to_share
+-- How many runs have just fallen due, and how many the living hold, all of them and this owner.
+SELECT (SELECT count(*) FROM (SELECT 1 FROM runs INDEXED BY runs_due
+            WHERE root_id IS NULL AND status IN ('waiting', 'pending') AND owner IS NULL AND wake_at IS NOT NULL
+                AND wake_at > :since AND wake_at <= :now LIMIT :limit) AS each),
+    count(r.key), count(r.key) FILTER (WHERE r.owner = :owner)
+FROM orchestrators LEFT JOIN runs AS r INDEXED BY runs_owned ON r.owner = orchestrators.owner AND r.owner IS NOT NULL
+    AND r.root_id IS NULL AND r.status IN ('pending', 'running', 'waiting', 'paused')
+WHERE expires_at > unixepoch('subsec');
+
 -- name: next_due
 SELECT min(wake_at) FROM runs INDEXED BY runs_due
 WHERE root_id IS NULL AND status IN ('waiting', 'pending') AND owner IS NULL AND wake_at IS NOT NULL;

@@ -218,6 +218,14 @@ class SqliteStore:
     async def due(self, now: float, limit: int) -> list[Run]:
         return await self._read(lambda db: read.runs(db, "due", (now, limit)))
 
+    async def claim_due(self, owner: str, now: float, since: float, limit: int, but: Sequence[str]) -> list[Run]:
+        def job(db: apsw.Connection) -> list[Run]:
+            runs = write.claim_due(db, owner, now, since, limit, but)
+            self._committer.forget([run.id for run in runs])
+            return runs
+
+        return await self._write(job)
+
     async def next_due(self) -> float | None:
         return await self._read(lambda db: read.value(db, "next_due"))
 

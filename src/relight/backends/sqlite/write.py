@@ -11,10 +11,11 @@ import msgspec
 from relight.backends.sqlite import read
 from relight.backends.sqlite.connection import transaction
 from relight.backends.sqlite.queries import SQL
-from relight.backends.sqlite.rows import checksum, json_array, log_row, message_row
+from relight.backends.sqlite.rows import Row, checksum, json_array, log_row, message_row, run_from
 from relight.backends.sqlite.writes import Writes
 from relight.model.lease import Process
-from relight.model.run import TERMINAL, LogLine, Message, RunChange
+from relight.model.run import TERMINAL, LogLine, Message, Run, RunChange
+from relight.model.sharing import share
 
 
 def claim(db: apsw.Connection, epochs: dict[str, int], owner: str, now: float) -> dict[str, int]:
@@ -23,6 +24,25 @@ def claim(db: apsw.Connection, epochs: dict[str, int], owner: str, now: float) -
         keys = _unfinished(db, epochs)
         db.execute(SQL["claim"], (owner, now, json_array(keys.values())))
     return {root_id: epochs[root_id] + 1 for root_id in keys}
+
+
+def claim_due(db: apsw.Connection, owner: str, now: float, since: float, limit: int, but: Sequence[str]) -> list[Run]:
+    """The runs that are due and the owner's now: with what fell due after `since`, no more than its share."""
+    with transaction(db):
+        rows = [row for row in read.rows(db, "due", (now, limit + len(but))) if row[1] not in but][:limit]
+        living = read.value(db, "living")
+        if living > 1 and any(_wake_at(row) > since for row in rows):
+            given = {"now": now, "since": since, "limit": limit * living, "owner": owner}
+            recent, active, mine = read.rows(db, "to_share", given)[0]
+            old = sum(_wake_at(row) <= since for row in rows)
+            rows = rows[: old + share(recent, living, active, mine)]
+        db.execute(SQL["claim"], (owner, now, json_array(row[0] for row in rows)))
+    runs = [run_from(row) for row in rows]
+    return [msgspec.structs.replace(run, owner=owner, epoch=run.epoch + 1, updated_at=now) for run in runs]
+
+
+def _wake_at(row: Row) -> float:
+    return run_from(row).wake_at or 0.0
 
 
 def correct_owner(db: apsw.Connection, run_id: str, epoch: int, owner: str) -> bool:

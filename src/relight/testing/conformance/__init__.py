@@ -21,6 +21,7 @@ Give three fixtures and collect the suites; pytest, pytest-asyncio and hypothesi
     class TestContents(conformance.ContentSuite): ...
     class TestOwnership(conformance.OwnershipSuite): ...
     class TestReopening(conformance.ReopenSuite): ...
+    class TestSharing(conformance.SharingSuite): ...
     class TestTexts(conformance.TextSuite): ...
 
 A lease manager has a suite of its own, with fixtures of its own (see `conformance.leases`):
@@ -39,6 +40,7 @@ from relight.testing.conformance.leases import LeaseSuite
 from relight.testing.conformance.ownership import OwnershipSuite
 from relight.testing.conformance.reopening import ReopenSuite
 from relight.testing.conformance.runs import RunSuite
+from relight.testing.conformance.sharing import SharingSuite
 from relight.testing.conformance.texts import TextSuite
 from relight.testing.conformance.wakings import WakingSuite
 
@@ -52,6 +54,7 @@ __all__ = [
     "OwnershipSuite",
     "ReopenSuite",
     "RunSuite",
+    "SharingSuite",
     "Suite",
     "TextSuite",
     "WakingSuite",
