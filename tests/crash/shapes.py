@@ -498,7 +498,14 @@ async def paused_and_resumed(rl: Relight, life: Life) -> Any:
         await life.reached(handle.id, Status.WAITING, Status.PAUSED)
         await _tell(life, "pause", handle.pause)
     if not life.facts("told", "resume"):
-        await life.reached(handle.id, Status.PAUSED)
+
+        async def paused() -> bool:
+            """Or it goes on already: the process was killed when the store had taken the resume, and this was not noted."""
+            row = await life.store.get_run(handle.id)
+            assert row is not None
+            return row.status is Status.PAUSED or row.status.terminal or bool(life.facts("end", "between"))
+
+        await life.until(paused)
         await _signal(life, handle, 1)
         await _tell(life, "resume", handle.resume)
     await _signal(life, handle, 2)
