@@ -233,7 +233,7 @@ def test_it_serves_its_metrics_to_this_machine(tmp_path, started):
     ("arguments", "problem"),
     [
         (["--module", "no_such_module"], "No module named 'no_such_module'"),
-        (["--db", "mysql://host/db"], "this version knows"),
+        (["--db", "mysql://host/db"], "there is no store for mysql:"),
         (["--db", "."], "is a directory"),
         (["--leases", "zookeeper"], "leases 'zookeeper': expected store, none or etcd"),
     ],

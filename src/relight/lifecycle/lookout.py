@@ -170,6 +170,11 @@ class Lookout:
     async def _take_due(self) -> None:
         """Take up what is due, pass after pass, while there is room; then sleep until the next is."""
         asked_at = self._services.clock.now()
+        upcoming = await self._services.store.next_due()
+        if upcoming is None or upcoming > asked_at:  # nearly always: then it is not worth a write
+            if upcoming is not None:
+                self.wake_at(upcoming)
+            return
         while self._orchestrator.room > 0:
             limit = min(PASS_LIMIT, self._orchestrator.room)
             if self._services.config.recovery.enabled:

@@ -1,3 +1,4 @@
+-- compatible since 0008
 -- Claims runs that nobody holds and that are due, earliest first; no two callers get the same. Those that fell due after p_since
 -- are shared between the sessions that are alive (see relight/model/sharing.py, which says the same): the rest of them is left to
 -- the others for a moment. The heads are locked first, as everywhere, and those that somebody else has locked are skipped.
