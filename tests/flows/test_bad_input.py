@@ -435,7 +435,7 @@ async def test_a_wrong_duration_is_refused(world: World, wrong: Any):
         (lambda: Retry(jitter="much"), r"jitter='much'"),  # type: ignore[arg-type]
         (lambda: Retry(on=3), r"on=3"),  # type: ignore[arg-type]
         (lambda: Retry(not_on=[int]), r"not_on=\[<class 'int'>\]"),  # type: ignore[list-item]
-        (lambda: wait_for(""), r"wait_for\(''\): name the signal"),
+        (lambda: wait_for(""), r"wait_for\(''\): signal name '': give 1 to 255 characters"),
         (lambda: wait_for("go", timeout="3 bananas"), r"wait_for\('go', timeout=\): '3 bananas'"),
         (lambda: foreach([1], print, concurrency=0), r"foreach\(concurrency=0\)"),
         (lambda: foreach([1], 7), r"foreach\(each=7\)"),  # type: ignore[arg-type]

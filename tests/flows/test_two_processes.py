@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from relight import Relight, RunCancelledError, RunNotFoundError
+from relight.backends.none import NoLeases
+from relight.backends.sqlite.store import SqliteStore
+from relight.clock import SYSTEM_CLOCK
 from relight.model.run import Status
 from tests.flows import two_processes_child as flows
 from tests.flows.world import until
@@ -170,13 +173,18 @@ async def test_a_run_that_is_not_there_is_not_found_by_either(stage: Stage):
         assert [row.id for row in (await rl.list()).runs] == ["asking-1"]
 
 
+class Alone(NoLeases):
+    """Whoever has these thinks itself alone: only the epoch protects."""
+
+    name = "store"
+
+
 async def test_a_second_process_takes_the_runs_over_and_the_first_is_fenced(stage: Stage):
     child = await stage.child("drive", "guarded-1", "asking-1")
     await child.says("started")
     await until(lambda: stage.effects()["guarded-1.hang"])
-    async with Relight(
-        stage.path, leases="none"
-    ) as rl:  # whoever opens it thinks itself alone: only the epoch protects
+    store = SqliteStore(stage.path, clock=SYSTEM_CLOCK)
+    async with Relight(store=store, lease_manager=Alone()) as rl:
         await until(lambda: stage.effects()["guarded-1.hang"] == 2)  # in flight there: repeated here, once
         run = await rl.get("guarded-1")
         owner = (await run.describe()).owner

@@ -399,7 +399,7 @@ async def test_a_signal_needs_a_name(world: World, name: Any):
         await wait_for(name)
 
     rl = await world.open()
-    with pytest.raises(RunFailedError, match="name the signal") as raised:
+    with pytest.raises(RunFailedError, match="signal name") as raised:
         await rl.run(wrong)
     assert isinstance(raised.value.__cause__, DefinitionError)
 

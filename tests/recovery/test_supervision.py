@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import types
-from collections.abc import Coroutine, Generator, Sequence
+from collections.abc import Coroutine, Generator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from relight.backends.sqlite.store import SqliteStore
 from relight.clock import SYSTEM_CLOCK
 from relight.lifecycle import lookout
 from relight.lifecycle.keeper import Keeper
-from relight.model.run import Run
 from relight.supervisor import Part, Supervisor, Work
 from relight.testing.servers.postgres import PostgresServer
 from tests.flows.world import until
@@ -211,26 +210,36 @@ async def test_a_keeper_whose_loop_breaks_has_another(
         await until(lambda: rl.health().ok)
 
 
-@pytest.mark.parametrize(
-    ("part", "awaits"), [("listen", 5), ("clock", 1)]
-)  # then the clock's connection breaks, in the driver
-async def test_a_part_of_a_server_that_breaks_is_begun_again(
-    part: str,
-    awaits: int,
-    flows: Flows,
-    postgres_server: PostgresServer,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+def on_postgres(server: PostgresServer, schema: str) -> Relight:
+    recovery = {"lease_ttl": "30s", "check_interval": "0.5s"}
+    return Relight(server.url(), park_after="1ms", db_schema=schema, recovery=recovery)
+
+
+async def test_the_clock_that_breaks_is_begun_again(
+    flows: Flows, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """While it waits. At its other awaits it is the driver that breaks, and its connection is lost."""
     monkeypatch.setattr("relight.engine.CLOCK_SECONDS", 0.05)
-    schema = f"supervised_{part}"
-    recovery = {"lease_ttl": "5s", "check_interval": "0.5s"}
+    schema = "supervised_clock"
+    assert await every_await(monkeypatch, caplog, "clock", lambda: on_postgres(postgres_server, schema), flows, most=2)
 
-    def on_postgres() -> Relight:
-        return Relight(postgres_server.url(), park_after="1ms", db_schema=schema, recovery=recovery)
 
-    name = f"listen-{schema}.news" if part == "listen" else part
-    assert await every_await(monkeypatch, caplog, name, on_postgres, flows, most=awaits + 1) >= 1
+async def test_the_listener_that_breaks_is_begun_again(
+    flows: Flows, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it has its connection, which ends with it."""
+    monkeypatch.setattr("relight.backends.postgres.listen.PROBE_SECONDS", 0.05)
+    name = "listen-supervised_listener.news"
+    breaking = Breaking(name, 10**9)
+    broken_supervisor(monkeypatch, breaking)
+    async with on_postgres(postgres_server, "supervised_listener") as rl:
+        await until(lambda: breaking.count > 20)  # it listens, and asks again and again whether anybody is there
+        breaking.number = breaking.count + 1
+        await until(lambda: breaking.fired)
+        await scenario(rl, flows)
+        assert [one.failures for one in rl.health().parts if one.name == name] == [1]
+        seen = breaking.count
+        await until(lambda: breaking.count > seen + 20)
 
 
 # ---- what cannot be kept alive
@@ -241,10 +250,10 @@ class HalfBroken(SqliteStore):
 
     broken = True
 
-    async def claim_due(self, owner: str, now: float, since: float, limit: int, but: Sequence[str]) -> list[Run]:
+    async def next_due(self) -> float | None:
         if self.broken:
             raise BugError("an unknown kind of row")
-        return await super().claim_due(owner, now, since, limit, but)
+        return await super().next_due()
 
 
 async def test_a_process_that_cannot_keep_a_part_alive_lets_others_take_over(

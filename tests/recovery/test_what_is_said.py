@@ -178,18 +178,18 @@ async def test_an_outage_of_the_leases_is_said_once_and_counted(caplog: pytest.L
 
 async def test_an_outage_of_the_store_is_said_once_by_each_part(caplog: pytest.LogCaptureFixture):
     store = MemoryStore(clock=SYSTEM_CLOCK)
-    plain, tries = store.due, 0
+    plain, tries = store.next_due, 0
     down = True
 
-    async def due(now: float, limit: int) -> Any:
+    async def next_due() -> Any:
         nonlocal tries
         if down:
             tries += 1
             raise StoreUnavailableError("the server is down")
-        return await plain(now, limit)
+        return await plain()
 
     with caplog.at_level(logging.WARNING, logger="relight"):
-        store.due = due  # type: ignore[method-assign]
+        store.next_due = next_due  # type: ignore[method-assign]
         async with Relight(store=store):
             await until(lambda: tries >= 4)
             down = False

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from relight.clock import SYSTEM_CLOCK, SYSTEM_ENTROPY, Clock, Entropy, block
 from relight.durations import Duration, parse_duration
-from relight.errors import DefinitionError, OutsideRunError
+from relight.errors import DefinitionError, OutsideRunError, PayloadError
 from relight.flow import garbage
 from relight.flow.definitions import Flow
 from relight.flow.scope import CURRENT, Scope, StepInfo, current_scope, refuse_foreign_thread
@@ -44,7 +44,10 @@ def wait_for(name: str, type: Any = Any, timeout: Duration | None = None, defaul
     Signals of one name are taken in the order they were sent, also those sent before the flow waits. After `timeout` it
     raises TimeoutError, or returns `default` when one is given. `type` decodes the payload.
     """
-    check_name(name, "signal name")
+    try:
+        check_name(name, "signal name")
+    except PayloadError as error:
+        raise DefinitionError(f"wait_for({name!r}): {error}") from None
     seconds = None if timeout is None else parse_duration(timeout, f"wait_for({name!r}, timeout=)")
     scope = current_scope("wait_for()")
     if scope is None:

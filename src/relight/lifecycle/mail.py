@@ -49,9 +49,9 @@ class Mail:
         self._last = message.id
         return True
 
-    def opened_for(self, run: LiveRun, inbox: Sequence[Message]) -> list[Message]:
+    def opened_for(self, run: LiveRun, inbox: Sequence[Message]) -> tuple[list[Message], int]:
         """What a run that is put into motion has to hear: its inbox, and what came since that was read (or was heard of just
-        before, and is in both). Of pauses and resumes only the last counts, and only if it is a pause.
+        before, and is in both). Of pauses and resumes only the last counts, and only if it is a pause. Also the newest of all.
         """
         told = {message.id: message for message in (*inbox, *self._early.pop(run.id, ()))}
         messages = [told[message_id] for message_id in sorted(told)]
@@ -61,7 +61,7 @@ class Mail:
         over = {message.id for message in switches}
         if over:
             run.writer.consume(over)
-        return [message for message in messages if message.id not in over]
+        return [message for message in messages if message.id not in over], max(told, default=0)
 
     def forget(self, run_id: str) -> bool:
         """It is not in memory after all: whether something was kept for it. The store has made it due, or its owner hears it."""

@@ -204,8 +204,11 @@ class Orchestrator:
             return  # claimed or created a moment too late: its code is not called any more, and `stop` lets go of it
         if run.status is not RUNNING and run.status in (Status.PAUSED, Status.PENDING):
             run.set_running()
-        for message in self.mail.opened_for(run, messages):
+        told, newest = self.mail.opened_for(run, messages)
+        for message in told:
             run.deliver(message)
+        if run.stopping is None:  # else it has heard what it could
+            run.heard = max(run.heard, newest)  # a pause that was taken back must not be heard of once more
         if run.cancel_reason is not None:
             cancel.begin_grace(run)
         execute.drive(run, flow)

@@ -66,33 +66,38 @@ class _Restored(msgspec.Struct):
     inbox: list[Message]
 
 
-async def take_up_claimed(orchestrator: Orchestrator, rows: list[Run]) -> None:
-    """Runs that were due, and that this process has claimed already. Those that it cannot drive yet stay in doubt: one whose last
-    life is just leaving memory, or all of them when the lease was lost meanwhile."""
+async def take_up_claimed(orchestrator: Orchestrator, rows: list[Run], generation: int) -> None:
+    """Runs that were due, and that this process has claimed already, under the lease of that generation. Those that it cannot
+    drive yet stay in doubt: one whose last life is just leaving memory, or all of them when the lease was lost meanwhile."""
     able = orchestrator.services.keeper.held and not orchestrator.stopping
     late = [row.id for row in rows if not able or row.id in orchestrator.live or row.id in orchestrator.taking]
     if late:
         orchestrator.doubt(late, crashed=False)
-    await take_up(orchestrator, rows, crashed=False, claimed=True)
+    await take_up(orchestrator, rows, crashed=False, claimed_under=generation)
 
 
 async def take_up(
-    orchestrator: Orchestrator, rows: list[Run], *, crashed: bool, death: Death = UNKNOWN, claimed: bool = False
+    orchestrator: Orchestrator,
+    rows: list[Run],
+    *,
+    crashed: bool,
+    death: Death = UNKNOWN,
+    claimed_under: int | None = None,
 ) -> int:
     """Bring these unfinished roots into memory and drive them; how many were claimed."""
     rows = [row for row in rows if not row.status.terminal and not row.newer and row.id not in orchestrator.live]
     rows = [row for row in rows if row.id not in orchestrator.taking]
     if not rows or orchestrator.stopping or not orchestrator.services.keeper.held:
         return 0
-    services = orchestrator.services
-    ids = [row.id for row in rows]
+    services, ids = orchestrator.services, [row.id for row in rows]
     orchestrator.taking.update(ids)
     restored: list[_Restored] = []
     began = services.clock.monotonic()
-    generation = services.keeper.generation  # from before the claim: frozen after it, we must ask again
+    # From before the claim: frozen after it, we must ask again.
+    generation = services.keeper.generation if claimed_under is None else claimed_under
     try:
         epochs = {row.id: row.epoch for row in rows}
-        if not claimed:
+        if claimed_under is None:
             rows = await _lease(services, rows)
             epochs = await services.store.claim({row.id: row.epoch for row in rows}, services.owner)
         restored = await _restore(orchestrator, [row for row in rows if row.id in epochs], epochs, crashed, death)

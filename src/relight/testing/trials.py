@@ -66,7 +66,7 @@ class Trial(msgspec.Struct, kw_only=True):
     @property
     def comebacks(self) -> int:
         """How often the last life brought a run back into memory: recovered, or parked before."""
-        return self.outcome.operations.count("claim")
+        return sum(self.outcome.operations.count(name) for name in ("claim", "claim_due"))
 
     def __str__(self) -> str:
         return ", ".join(str(plan) for plan in self.plans)
