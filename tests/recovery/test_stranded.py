@@ -465,7 +465,7 @@ async def test_a_sync_step_that_hangs_past_its_timeout_gives_its_slot_back(caplo
         assert rl.services.threads.in_use == 0
 
 
-async def test_waiting_for_a_thread_does_not_count_against_a_timeout() -> None:
+async def test_waiting_for_a_thread_does_not_count_against_a_timeout(world: World) -> None:
     gate, begun = threading.Event(), threading.Event()
 
     @step
@@ -485,15 +485,15 @@ async def test_waiting_for_a_thread_does_not_count_against_a_timeout() -> None:
     async def hurried() -> str:
         return str(await quick())
 
-    async with Relight(store=MemoryStore(clock=SYSTEM_CLOCK), max_threads=1) as rl:
-        held = await rl.start(holding)
-        await until(begun.is_set)
-        run = await rl.start(hurried)
-        with pytest.raises(TimeoutError):
-            await run.result(timeout="60s")  # five times its timeout
-        gate.set()
-        assert await run.result(timeout="60s") == "ran"
-        await held.result(timeout="60s")
+    rl = await world.open(max_threads=1)
+    held = await rl.start(holding)
+    await until(begun.is_set)
+    run = await rl.start(hurried)
+    await until(lambda: rl.services.threads.wanted)
+    world.clock.advance(5.0)  # many times its timeout
+    gate.set()
+    assert await run.result(timeout="60s") == "ran"
+    await held.result(timeout="60s")
 
 
 # ---- results
@@ -518,7 +518,10 @@ async def test_a_client_that_knows_the_flow_waits_for_an_orchestrator_that_does(
             assert await waiting == "done"
 
 
-async def test_a_client_that_knows_the_flow_hears_of_one_that_nobody_else_knows(tmp_path: Path) -> None:
+async def test_a_client_that_knows_the_flow_hears_of_one_that_nobody_else_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookout, "CHECK_SECONDS", 0.05)
     path = tmp_path / "relight.db"
 
     @flow
