@@ -72,7 +72,7 @@ def test_names_of_flows_steps_and_signals(name: str):
         with pytest.raises(DefinitionError, match="no control characters"):
             decorate(name=name)(function)
     if name in UNSTORABLE:
-        with pytest.raises(PayloadError, match="signal name"):
+        with pytest.raises(DefinitionError, match="signal name"):
             wait_for(name)
 
 
