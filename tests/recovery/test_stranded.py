@@ -31,6 +31,7 @@ from relight.errors import LeasesUnavailableError
 from relight.flow.registry import REGISTRY
 from relight.handle import Handle
 from relight.lifecycle import lookout
+from relight.lifecycle.writer import Writer
 from relight.model import journal as j
 from relight.model.run import Hold, Run, Status
 from relight.ports.store import Commit, CommitResult, Store
@@ -270,6 +271,24 @@ async def test_a_store_that_breaks_on_everything_strands_nobody(monkeypatch: pyt
         assert await asyncio.gather(*(run.result(timeout="60s") for run in runs)) == [f"run {n}" for n in range(20)]
 
 
+async def test_a_bug_that_one_run_of_a_batch_brings_out_strands_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore(clock=SYSTEM_CLOCK)
+    meets = batch_of("meets")
+    settle, broken = Writer.settle, list[str]()
+
+    def settling(self: Writer, sequence: int) -> Any:
+        if self.root_id == "r7" and sequence == 2 and not broken:
+            broken.append(self.root_id)
+            raise ValueError("a bug")
+        return settle(self, sequence)
+
+    monkeypatch.setattr(Writer, "settle", settling)
+    async with Relight(store=store, lease_manager=MemoryLeases(store, clock=SYSTEM_CLOCK), recovery=FAST) as rl:
+        runs = [await rl.start(meets, f"run {n}", id=f"r{n}") for n in range(20)]
+        assert await asyncio.gather(*(run.result(timeout="60s") for run in runs)) == [f"run {n}" for n in range(20)]
+        assert broken
+
+
 # ---- ends
 
 
@@ -428,6 +447,21 @@ async def test_due_runs_that_cannot_be_claimed_are_not_asked_for_without_a_pause
             rl.orchestrator.lookout.look()
             await rl.orchestrator.lookout.run_once()
         assert store.asked <= before + 12
+
+
+async def test_others_due_runs_do_not_hide_our_own_while_recovery_is_off(tmp_path: Path) -> None:
+    @flow
+    async def naps() -> str:
+        await sleep("0.2s")
+        return "woke"
+
+    path = tmp_path / "relight.db"
+    async with Relight(path, drive=False) as client:
+        for n in range(120):
+            await client.start(naps, id=f"other-{n}")
+    async with Relight(path, park_after="1ms", recovery={"enabled": False}) as rl:
+        assert await (await rl.start(naps, id="own")).result(timeout="60s") == "woke"
+        assert (await (await rl.get("other-0")).describe()).status is Status.PENDING
 
 
 # ---- threads

@@ -182,8 +182,7 @@ class Lookout:
                     break
                 continue
             due = await self._services.store.due(asked_at, limit)
-            fresh = [row for row in due if self._orchestrator.may_take(row.id)]
-            fresh += await self._freed_by_hand(due)
+            fresh = await self._own_due(asked_at) + await self._freed_by_hand(due)
             taken = await take_up(self._orchestrator, fresh, crashed=False)
             if len(due) < limit or not taken:
                 # What is being taken up just now may hide what is due behind it: look again once it is here.
@@ -210,6 +209,12 @@ class Lookout:
         # What is being taken up, or leaves, may be due: look again once it is here, or gone.
         self._look_again |= bool(but)
         return len(rows)
+
+    async def _own_due(self, now: float) -> list[Run]:
+        """While recovery is off: those that this process has started. Asked for by id: others' may be due before them."""
+        wanted = [run_id for run_id in self._orchestrator.own if self._orchestrator.may_take(run_id)]
+        rows = await self._services.store.get_runs(wanted) if wanted else []
+        return [row for row in rows if row.owner is None and row.wake_at is not None and row.wake_at <= now]
 
     async def _freed_by_hand(self, due: Sequence[Run]) -> list[Run]:
         """While recovery is off: those that somebody has resumed, or asked to end, wherever that was. They are ours then."""

@@ -42,7 +42,7 @@ class Orchestrator:
         self._creating: Counter[str] = Counter()  # and these runs, with how many callers of start() want each
         self._arrived = asyncio.Event()  # something that was being taken up or created is in memory now, or will not be
         self._departed = asyncio.Event()  # a run has left memory
-        self._own: set[str] = set()  # runs started here; kept only while recovery is off
+        self.own: set[str] = set()  # runs started here; kept only while recovery is off
         self._room_waiters: list[asyncio.Future[None]] = []
         self.watchers = Watchers()
         self.rows = RowReads(services.store, services.background)
@@ -191,7 +191,7 @@ class Orchestrator:
         ):  # started twice in one tick of the clock: the store took the second for the first, repeated
             return
         if not self.services.config.recovery.enabled:
-            self._own.add(row.id)
+            self.own.add(row.id)
         run = LiveRun(self.services, self, row, row.epoch, state)
         run.generation = generation
         self.drive(run, flow, [])
@@ -226,7 +226,7 @@ class Orchestrator:
         self.trials.left(run.id)
         self.services.keeper.detach(run.id)
         run.let_go()
-        self._own.discard(run.id)
+        self.own.discard(run.id)
         self.tell(run.id, run.outcome)
         if run.row.parent_id is not None or run.joined:
             self.listen()  # the message to whoever waits for it is in the store now
@@ -254,7 +254,7 @@ class Orchestrator:
 
     def offer(self, run_id: str) -> None:
         if not self.services.config.recovery.enabled:
-            self._own.add(run_id)
+            self.own.add(run_id)
         self.lookout.look()
 
     def wake_at(self, when: float) -> None:
@@ -281,7 +281,7 @@ class Orchestrator:
 
     def claim_as_own(self, run_id: str) -> None:
         """Somebody asked this process to bring the run back: it may be taken up here also while recovery is off."""
-        self._own.add(run_id)
+        self.own.add(run_id)
         self.lookout.look()
 
     def has(self, run_id: str) -> bool:
@@ -292,4 +292,4 @@ class Orchestrator:
         """With recovery off nothing is claimed by itself, but for the runs this process has started."""
         if run_id in self.live or run_id in self.taking:
             return False
-        return self.services.config.recovery.enabled or run_id in self._own
+        return self.services.config.recovery.enabled or run_id in self.own

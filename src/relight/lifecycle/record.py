@@ -5,17 +5,13 @@
     run C ─ add(event) ┘      ▲                │
                               └── whatever arrives meanwhile gathers in the next drafts
 
-There is no timer and no artificial delay: alone, a step costs one commit; with 500 runs at once, hundreds of entries share
-one. While one transaction is under way the next one gathers. On a store that takes several at once (`Store.lanes`), many
-queued drafts are shared out between the lanes that are free, so that half of the runs go on while the other half commits.
-
-A batch on which the store breaks (an exception that is no outage: a value it cannot write, a bug in a backend) is divided until
-the guilty commit is alone. That run is held with the error, the others go on.
-
-A commit that fails is tried again, with a growing pause, for as long as the process lives: the drafts hold what has really
-happened (steps that ran), so dropping them would run those steps twice. Nothing that waits for them goes on meanwhile, and
-`fault` says why. The store recognises a commit it already has, so an answer that was lost does no harm. A run's creation is
-the exception: its caller can be told, so it fails at once and `start` raises.
+There is no timer: while one transaction is under way the next one gathers. On a store that takes several at once
+(`Store.lanes`), many queued drafts are shared out between the lanes that are free. A batch on which the store breaks (an
+exception that is no outage: a value it cannot write, a bug in a backend) is divided until the guilty commit is alone. That run
+is held with the error, the others go on. A commit that fails is tried again, with a growing pause, for as long as the process
+lives: the drafts hold what has really happened (steps that ran), so dropping them would run those steps twice. Nothing that
+waits for them goes on meanwhile, and `fault` says why. The store recognises a commit it already has, so an answer that was
+lost does no harm. A run's creation is the exception: its caller can be told, so it fails at once and `start` raises.
 """
 
 from __future__ import annotations
@@ -215,9 +211,8 @@ class _Lane:
         error = RelightError(f"the recorder broke: {part.error}")
         for writer in [writer for writer in self.batch if writer.under_way]:
             writer.abandon(error)
-        for _, future in self.creations:
-            if not future.done():
-                future.set_exception(error)
+        for future in [future for _, future in self.creations if not future.done()]:
+            future.set_exception(error)
         self.batch, self.creations = [], []
 
     async def _commit_next(self, writers: list[Writer], creations: list[Creation]) -> None:
@@ -365,7 +360,12 @@ class _Lane:
         for writer, commit, result in zip(writers, commits, results, strict=False):
             if type(result) is Committed:
                 entries += len(commit.entries)
-                go_on = writer.settle(result.sequence)
+                try:
+                    go_on = writer.settle(result.sequence)
+                except Exception as error:  # noqa: BLE001 - a bug of ours: the others of the batch go on
+                    log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {commit.root_id}: {error!r}", error)
+                    writer.abandon(error)
+                    go_on = None
                 if go_on is not None:
                     flows.append(go_on)
             else:

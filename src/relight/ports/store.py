@@ -17,7 +17,7 @@ A root that ends, by a commit or by `hold`, tells whoever has joined it: for eac
 with its id goes to the run that asked (`Message.end_of`). A JOIN posted to a run that has ended already is not taken, so
 none is missed. One that has ended with a hold keeps them, and tells again when it has been brought back and ends again.
 
-A message makes its run due, in the transaction that puts it into the inbox: a waiting root that nobody holds has its
+A message makes its run due, in the transaction that puts it into the inbox: a waiting or pending root that nobody holds has its
 `wake_at` moved to the message's time (JOIN does not), a paused one that nobody holds is pending if the message is one that
 ends a pause. So that a run has something to hear is written down, and no process has to remember it. A run that somebody holds
 is told by its owner, and compared with the inbox when that lets go of it (`RunChange.heard`).

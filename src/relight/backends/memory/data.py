@@ -301,7 +301,7 @@ class Data:
             return
         if run.status is Status.PAUSED and message.kind in ENDS_PAUSE:
             run.status, run.hold, run.reason = Status.PENDING, None, ""
-        elif run.status is not Status.WAITING:
+        elif run.status not in (Status.WAITING, Status.PENDING):
             return
         run.wake_at = message.at if run.wake_at is None else min(run.wake_at, message.at)
         run.updated_at = max(run.updated_at, message.at)

@@ -99,3 +99,10 @@ class WakingSuite(Suite):
         await store.post([joining("over", "run")])
         await ended(store, over)
         assert (await run_of(store, "run")).wake_at is not None
+
+    async def test_a_pending_run_that_is_not_due_yet_is_due_at_once(self, store: Store) -> None:
+        """As one whose owner could only end its session: it was released as it was."""
+        run = new_run(owner=None, status=Status.PENDING, wake_at=START + 3600)
+        await created(store, run)
+        await store.post([signal("run")])
+        assert (await run_of(store, "run")).wake_at == START

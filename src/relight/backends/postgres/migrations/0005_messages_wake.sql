@@ -14,9 +14,9 @@ BEGIN
         reason = CASE WHEN r.status = 'paused' THEN '' ELSE r.reason END
     FROM (SELECT u.key, min(t.at) AS at FROM told AS t JOIN relight.runs AS u ON u.key = t.run
           WHERE t.kind <> 'join' AND u.root_id IS NULL AND u.owner IS NULL
-              AND (u.status = 'waiting' OR (u.status = 'paused' AND t.kind IN ('resume', 'cancel')))
+              AND (u.status IN ('waiting', 'pending') OR (u.status = 'paused' AND t.kind IN ('resume', 'cancel')))
           GROUP BY u.key, u.id ORDER BY u.id) AS g
-    WHERE r.key = g.key AND r.owner IS NULL AND r.status IN ('waiting', 'paused');
+    WHERE r.key = g.key AND r.owner IS NULL AND r.status IN ('waiting', 'pending', 'paused');
     RETURN NULL;
 END $$;
 

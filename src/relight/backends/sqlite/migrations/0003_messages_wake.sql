@@ -6,7 +6,7 @@ BEGIN
         status = iif(status = 'paused', 'pending', status), hold = iif(status = 'paused', NULL, hold),
         reason = iif(status = 'paused', '', reason)
     WHERE key = NEW.run AND root_id IS NULL AND owner IS NULL
-        AND (status = 'waiting' OR (status = 'paused' AND NEW.kind IN ('resume', 'cancel')));
+        AND (status IN ('waiting', 'pending') OR (status = 'paused' AND NEW.kind IN ('resume', 'cancel')));
 END;
 
 -- What was told before this was so. updated_at has passed by any clock.
