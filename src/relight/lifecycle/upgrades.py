@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from relight.errors import CorruptionError, UpgradeRequiredError
+from relight.errors import UpgradeRequiredError
 from relight.lifecycle.services import Services
 from relight.model.formats import not_understood
 from relight.model.replay import restore
@@ -69,7 +69,7 @@ class Freed:
                 refuse_newer(inboxes[row.id])
             except UpgradeRequiredError:
                 continue
-            except CorruptionError:
-                pass  # taken up, it is held as what it is
+            except Exception as error:  # noqa: BLE001 - taken up, it is held as what it is, and nobody else waits for it
+                log(logging.DEBUG, Token.RUN_HELD, f"run {row.id}: {error!r}")
             found.append(row)
         return found
