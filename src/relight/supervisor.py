@@ -5,12 +5,12 @@
                             └─ MOST_FAILURES in a row, without one good round between them: `broken`
                                the next good round after that: `mended`
 
-Not every task is essential: what only wakes (a listener) may fail for ever, and costs latency. A task is an endless coroutine
-function. It calls `Part.well` after each round that did what it is there for. An outage (the
-store or the lease manager does not answer) is no fault of the task: it is said, and tried again, but never counts as broken,
-since every process that shares the server has the same.
+A task is an endless coroutine function. It calls `Part.well` after each round that did what it is there for. Not every task is
+essential: what only wakes (a listener) may fail for ever, and costs latency. An outage (the store or the lease manager does
+not answer) is no fault of the task. It is said, and tried again, but never counts as broken: every process that shares the server
+has the same outage.
 
-What broken means for the process is for whoever owns the supervisor to say: see `engine.py`, which lets go of the lease.
+What broken means for the process is decided in `lifecycle/health.py`: it lets go of its lease.
 """
 
 from __future__ import annotations

@@ -6,12 +6,15 @@
                               └── whatever arrives meanwhile gathers in the next drafts
 
 There is no timer: while one transaction is under way the next one gathers. On a store that takes several at once
-(`Store.lanes`), many queued drafts are shared out between the lanes that are free. A batch on which the store breaks (an
-exception that is no outage: a value it cannot write, a bug in a backend) is divided until the guilty commit is alone. That run
-is held with the error, the others go on. A commit that fails is tried again, with a growing pause, for as long as the process
-lives: the drafts hold what has really happened (steps that ran), so dropping them would run those steps twice. Nothing that
-waits for them goes on meanwhile, and `fault` says why. The store recognises a commit it already has, so an answer that was
-lost does no harm. A run's creation is the exception: its caller can be told, so it fails at once and `start` raises.
+(`Store.lanes`), many queued drafts are shared out between the lanes that are free.
+
+A batch on which the store breaks (an exception that is no outage: a value it cannot write, a bug in a backend) is divided until
+the guilty commit is alone. That run is held with the error, the others go on.
+
+A commit that fails is tried again, with a growing pause, for as long as the process lives: the drafts hold what has really
+happened (steps that ran), so dropping them would run those steps twice. Nothing that waits for them goes on meanwhile, and
+`fault` says why. The store recognises a commit it already has, so an answer that was lost does no harm. A run's creation is
+the exception: its caller can be told, so it fails at once and `start` raises.
 """
 
 from __future__ import annotations
@@ -245,8 +248,7 @@ class _Lane:
         self, writers: list[Writer], commits: list[Commit], creations: list[Creation], error: Exception
     ) -> None:
         """The store broke on these: in halves, until the guilty one is alone."""
-        count = len(commits) + len(creations)
-        log(logging.ERROR, Token.COMMIT_FAILED, f"the store broke on {count} commits: {error!r}", error)
+        log(logging.ERROR, Token.COMMIT_FAILED, f"broke on {len(commits) + len(creations)} commits: {error!r}", error)
         if commits and creations:
             await self._commit_all(writers, commits, [])
             await self._commit_all([], [], creations)
@@ -284,13 +286,11 @@ class _Lane:
         """In place of what cannot be written: why."""
         run_id, what = commit.root_id, f"{type(error).__name__}: {error}".replace("\0", "\\0")[:LONGEST_REASON]
         reason = (
-            f"the store cannot write what this run did last ({what}); mend that, then resume() it: what it did last is "
-            "done again then"
+            f"the store cannot write what this run did last ({what}); mend that, then resume() it: it does that again"
         )
         log(logging.CRITICAL, Token.RUN_HELD, f"run {run_id}: {reason}", error)
-        change = RunChange(
-            run_id=run_id, status=Status.PAUSED, hold=Hold.REFUSED, reason=reason, heard=writer.run.last_heard
-        )
+        heard = writer.run.last_heard
+        change = RunChange(run_id=run_id, status=Status.PAUSED, hold=Hold.REFUSED, reason=reason, heard=heard)
         held = Commit(root_id=run_id, epoch=commit.epoch, after=commit.after, entries=[], changes=[change])
         try:
             await self._commit([held], [])

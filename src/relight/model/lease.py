@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import msgspec
 
 
@@ -31,6 +34,19 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         return name_of(self.owner)
+
+
+def session_from(row: Sequence[Any]) -> Session:
+    """From a stored row: owner, process as JSON, begun, last heartbeat, end, and what the manager's clock says now."""
+    owner, process, started_at, heartbeat_at, expires_at, now = row
+    return Session(
+        owner=owner,
+        process=msgspec.json.decode(process, type=Process),
+        started_at=started_at,
+        heartbeat_at=heartbeat_at,
+        expires_at=expires_at,
+        fresh=expires_at > now,
+    )
 
 
 def name_of(owner: str) -> str:

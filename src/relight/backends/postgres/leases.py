@@ -22,10 +22,9 @@ from relight.backends.postgres.connection import COMMAND_SECONDS, parse, refused
 from relight.backends.postgres.listen import Listener
 from relight.backends.postgres.pool import Pool
 from relight.backends.postgres.queries import queries
-from relight.backends.postgres.rows import session_from
 from relight.backends.postgres.schema import check_name, prepare
 from relight.errors import LeasesUnavailableError, StoreUnavailableError
-from relight.model.lease import Acquired, Lease, NotOwner, Orphaned, OwnedBy, Process, Released, Session
+from relight.model.lease import Acquired, Lease, NotOwner, Orphaned, OwnedBy, Process, Released, Session, session_from
 
 T = TypeVar("T")
 

@@ -6,11 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from zlib import crc32
 
-import msgspec
-
 from relight.errors import CorruptionError
 from relight.model.journal import Checkpoint, Entry
-from relight.model.lease import Process, Session
 from relight.model.run import TERMINAL, Hold, ItemResult, LogLine, Message, Run, RunChange, Status, message_of, run_of
 from relight.model.text import check_message, check_run, prose
 
@@ -174,17 +171,4 @@ def damaged(what: str, root_id: str, sequence: int) -> CorruptionError:
         f"{what} {sequence} of run {root_id!r} does not match its checksum: the database was damaged",
         root_id=root_id,
         sequence=sequence,
-    )
-
-
-def session_from(row: Sequence[Any]) -> Session:
-    """A row of `orchestrators`, and what its clock says."""
-    owner, process, started_at, heartbeat_at, expires_at, now = row
-    return Session(
-        owner=owner,
-        process=msgspec.json.decode(process, type=Process),
-        started_at=started_at,
-        heartbeat_at=heartbeat_at,
-        expires_at=expires_at,
-        fresh=expires_at > now,
     )

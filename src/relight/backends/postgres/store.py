@@ -37,13 +37,12 @@ from relight.backends.postgres.rows import (
     message_from,
     message_row,
     run_from,
-    session_from,
 )
 from relight.backends.postgres.schema import check_name, prepare, version_of
 from relight.clock import SYSTEM_ENTROPY, Clock
 from relight.errors import StoreUnavailableError
 from relight.model.journal import Journal
-from relight.model.lease import Process, Session
+from relight.model.lease import Process, Session, session_from
 from relight.model.run import Hold, ItemResult, LogLine, Message, News, Page, Run, RunChange, RunFilter
 from relight.model.text import storable
 from relight.ports.store import Commit, CommitResult

@@ -21,9 +21,9 @@ import msgspec
 from relight.backends.sqlite import read
 from relight.backends.sqlite.connection import cause_of, check_same, connect, migrations, transaction
 from relight.backends.sqlite.queries import SQL
-from relight.backends.sqlite.rows import json_array, session_from
+from relight.backends.sqlite.rows import json_array
 from relight.errors import LeasesUnavailableError, StoreError
-from relight.model.lease import Acquired, Lease, NotOwner, Orphaned, OwnedBy, Process, Released, Session
+from relight.model.lease import Acquired, Lease, NotOwner, Orphaned, OwnedBy, Process, Released, Session, session_from
 
 T = TypeVar("T")
 

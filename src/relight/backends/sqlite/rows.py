@@ -10,7 +10,6 @@ import msgspec
 
 from relight.errors import CorruptionError
 from relight.model.journal import Checkpoint, Entry
-from relight.model.lease import Process, Session
 from relight.model.run import ItemResult, LogLine, Message, Run, RunChange, message_of, run_of
 from relight.model.text import check_message, prose
 
@@ -169,16 +168,3 @@ def checked_checkpoint(root_id: str, row: Row | None) -> Checkpoint | None:
             sequence=sequence,
         )
     return Checkpoint(sequence, state)
-
-
-def session_from(row: tuple[str, str, float, float, float, float]) -> Session:
-    """A row of `orchestrators`, and what its clock says."""
-    owner, process, started_at, heartbeat_at, expires_at, now = row
-    return Session(
-        owner=owner,
-        process=msgspec.json.decode(process, type=Process),
-        started_at=started_at,
-        heartbeat_at=heartbeat_at,
-        expires_at=expires_at,
-        fresh=expires_at > now,
-    )

@@ -28,12 +28,12 @@ from relight.backends.sqlite.connection import (
     runtime_error,
     version_of,
 )
-from relight.backends.sqlite.rows import json_array, session_from
+from relight.backends.sqlite.rows import json_array
 from relight.backends.sqlite.thread import ConnectionThread
 from relight.clock import Clock
 from relight.errors import StoreError, StoreUnavailableError
 from relight.model.journal import Journal
-from relight.model.lease import Process, Session
+from relight.model.lease import Process, Session, session_from
 from relight.model.run import Hold, ItemResult, LogLine, Message, News, Page, Run, RunChange, RunFilter
 from relight.model.text import check_filter, check_rows, storable
 from relight.ports.store import Commit, CommitResult
