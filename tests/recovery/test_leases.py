@@ -132,7 +132,7 @@ async def test_a_step_that_blocks_the_loop_for_longer_than_the_ttl_does_not_cost
     fenced = a.metrics
     assert await a.run(work) == 1
     assert a.services.keeper.held
-    assert a.services.keeper.generation == 0
+    assert a.services.keeper.lapses == 0
     assert fenced.value("relight_leases_lost_total") == 0
 
 
@@ -230,7 +230,7 @@ async def test_who_wakes_after_its_lapse_asks_before_the_next_step(engines: Engi
     b = await engines.start("b")
     await (await b.get("r")).result(timeout="60s")
     assert ran == ["first", "second at b"]
-    keeper.generation += 1  # what the keeper does when it wakes first and renews the lapsed lease
+    keeper.lapses += 1  # what the keeper does when it wakes first and renews the lapsed lease
     keeper.valid_until = time.monotonic() + 100
     where[0] = "a"
     held.clear()

@@ -63,9 +63,9 @@ class Keeper:
         self._part = self._supervisor.part("keeper", essential=False)
         self._ttl = ttl_seconds
         self._monotonic = SYSTEM_CLOCK.monotonic
-        # Raised, before valid_until is moved, whenever the lease is renewed after it had lapsed: what was claimed under an
+        # How often the lease has lapsed. Raised, before valid_until is moved, whenever the lease is renewed after it had lapsed: what was claimed under an
         # earlier one may be another's by now.
-        self.generation = 0
+        self.lapses = 0
         self.valid_until = 0.0  # by the monotonic clock: until then nobody else may claim our runs
         self._lost = False
         self._failures = 0  # heartbeats in a row that did not get through
@@ -276,7 +276,7 @@ class Keeper:
                     self._failures = 0
 
     def _renewed(self, sent: float, *, lapsed: bool) -> None:
-        self.generation += lapsed
+        self.lapses += lapsed
         self.valid_until = sent + self._ttl
         if self._lost or lapsed:
             self._lost = False

@@ -202,10 +202,10 @@ class Lookout:
         orchestrator, owner = self._orchestrator, self._services.owner
         leaving = [run_id for run_id, run in orchestrator.live.items() if run.stopping is not None]
         but = [*orchestrator.taking, *leaving]
-        generation = self._services.keeper.generation
+        lapses = self._services.keeper.lapses
         rows = await self._services.store.claim_due(owner, now, now - NOT_OURS_SECONDS, limit, but)
         if rows:
-            await take_up_claimed(orchestrator, rows, generation)
+            await take_up_claimed(orchestrator, rows, lapses)
         # What is being taken up, or leaves, may be due: look again once it is here, or gone.
         self._look_again |= bool(but)
         return len(rows)

@@ -185,7 +185,7 @@ class Orchestrator:
         self.doubts.add(run_ids, crashed=crashed)
         self.lookout.attend()
 
-    def drive_new(self, row: Run, state: TreeState, flow: Flow[..., object], generation: int) -> None:
+    def drive_new(self, row: Run, state: TreeState, flow: Flow[..., object], lapses: int) -> None:
         if (
             row.id in self.live
         ):  # started twice in one tick of the clock: the store took the second for the first, repeated
@@ -193,7 +193,7 @@ class Orchestrator:
         if not self.services.config.recovery.enabled:
             self.own.add(row.id)
         run = LiveRun(self.services, self, row, row.epoch, state)
-        run.generation = generation
+        run.lapses = lapses
         self.drive(run, flow, [])
 
     def drive(self, run: LiveRun, flow: Flow[..., object], messages: Sequence[Message]) -> None:

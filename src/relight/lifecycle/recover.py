@@ -66,14 +66,14 @@ class _Restored(msgspec.Struct):
     inbox: list[Message]
 
 
-async def take_up_claimed(orchestrator: Orchestrator, rows: list[Run], generation: int) -> None:
-    """Runs that were due, and that this process has claimed already, under the lease of that generation. Those that it cannot
+async def take_up_claimed(orchestrator: Orchestrator, rows: list[Run], lapses: int) -> None:
+    """Runs that were due, and that this process has claimed already, when our lease had lapsed so often. Those that it cannot
     drive yet stay in doubt: one whose last life is just leaving memory, or all of them when the lease was lost meanwhile."""
     able = orchestrator.services.keeper.held and not orchestrator.stopping
     late = [row.id for row in rows if not able or row.id in orchestrator.live or row.id in orchestrator.taking]
     if late:
         orchestrator.doubt(late, crashed=False)
-    await take_up(orchestrator, rows, crashed=False, claimed_under=generation)
+    await take_up(orchestrator, rows, crashed=False, claimed_under=lapses)
 
 
 async def take_up(
@@ -94,7 +94,7 @@ async def take_up(
     restored: list[_Restored] = []
     began = services.clock.monotonic()
     # From before the claim: frozen after it, we must ask again.
-    generation = services.keeper.generation if claimed_under is None else claimed_under
+    lapses = services.keeper.lapses if claimed_under is None else claimed_under
     try:
         epochs = {row.id: row.epoch for row in rows}
         if claimed_under is None:
@@ -102,7 +102,7 @@ async def take_up(
             epochs = await services.store.claim({row.id: row.epoch for row in rows}, services.owner)
         restored = await _restore(orchestrator, [row for row in rows if row.id in epochs], epochs, crashed, death)
         for one in restored:
-            one.run.generation = generation
+            one.run.lapses = lapses
             await one.run.writer.committed()  # one commit for all: a crash from here on counts against the run
             if not one.run.writer.lost:
                 await _act_on(orchestrator, one, crashed)

@@ -40,7 +40,7 @@ class RunRecord:
 
     __slots__ = (
         "blob_threshold",
-        "generation",
+        "lapses",
         "id",
         "keeper",
         "max_bytes",
@@ -65,7 +65,7 @@ class RunRecord:
         self.writer = Writer(services.recorder, row.id, epoch, sequence, told)
         self.writer.checkpoint_at = sequence + services.config.checkpoint.every
         self.keeper = services.keeper
-        self.generation = services.keeper.generation  # of the lease under which the run is known to be ours
+        self.lapses = services.keeper.lapses  # of our lease, when the run was last known to be ours
         self.max_bytes = services.config.payload.max_bytes
         self.blob_threshold = services.config.payload.blob_threshold
         self.unsettled = (
@@ -108,15 +108,15 @@ class RunRecord:
     async def confirm(self) -> None:
         """Our lease has lapsed (this process was frozen, perhaps): ask the store whether the run is still ours before its
         code takes effect again. Raises Unwind if it is not."""
-        generation = self.keeper.generation
+        lapses = self.keeper.lapses
         self.writer.ask()
         await self.settle()
-        self.generation = generation
+        self.lapses = lapses
 
     @property
     def doubtful(self) -> bool:
         """Whether our lease has lapsed since this run was known to be ours."""
-        return self.generation != self.keeper.generation or SYSTEM_CLOCK.monotonic() >= self.keeper.valid_until
+        return self.lapses != self.keeper.lapses or SYSTEM_CLOCK.monotonic() >= self.keeper.valid_until
 
     async def read(self, question: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
         """Read from the store for the flow. One that fails is asked again: its faults are no outcomes of the flow."""

@@ -28,7 +28,7 @@ async def start(
     new_id = services.entropy.run_id() if run_id is None else check_run_id(run_id)
     at = services.clock.now()
     room = orchestrator.reserve(new_id)
-    generation = services.keeper.generation
+    lapses = services.keeper.lapses
     commit, first = creation(services.config.payload.blob_threshold, flow, new_id, data, at)
     assert commit.create is not None
     if room:
@@ -51,7 +51,7 @@ async def start(
     elif isinstance(result, Fenced):
         raise AssertionError(f"creating {new_id!r} cannot be fenced")
     elif room:
-        orchestrator.drive_new(commit.create, TreeState(sequence=1, created=first), flow, generation)
+        orchestrator.drive_new(commit.create, TreeState(sequence=1, created=first), flow, lapses)
     else:
         orchestrator.offer(new_id)
     return new_id

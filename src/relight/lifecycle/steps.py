@@ -105,7 +105,7 @@ class StepOperation(Operation):
         plainly = not (
             not self.step.plain
             or (run.unsettled and run.is_unsettled())
-            or run.generation != run.keeper.generation  # this and the next: run.doubtful
+            or run.lapses != run.keeper.lapses  # this and the next: run.doubtful
             or _monotonic() >= run.keeper.valid_until
             or self.given_up
             or self.interrupted
