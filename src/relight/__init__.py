@@ -16,6 +16,7 @@ from relight.engine import Relight
 from relight.errors import (
     ConfigError,
     ConflictError,
+    ContinueAs,
     DefinitionError,
     DurationError,
     FlowCodeError,
@@ -39,6 +40,7 @@ from relight.errors import (
 from relight.flow.definitions import Flow, Step, flow, step
 from relight.flow.operations import (
     SpawnedRun,
+    continue_as,
     current_step,
     foreach,
     now,
@@ -56,6 +58,7 @@ from relight.model.run import Run, Status
 __all__ = [
     "ConfigError",
     "ConflictError",
+    "ContinueAs",
     "DefinitionError",
     "DurationError",
     "Flow",
@@ -83,6 +86,7 @@ __all__ = [
     "StoreUnavailableError",
     "UnknownFlowError",
     "VersionMismatchError",
+    "continue_as",
     "current_step",
     "flow",
     "foreach",

@@ -35,6 +35,8 @@ Two more leave a flow but are no RelightError, so that `except Exception` in a f
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class RelightError(Exception):
     """Base of everything Relight raises on purpose."""
@@ -160,6 +162,19 @@ class RunCancelled(BaseException):
     A BaseException, so that `except Exception` around a step cannot swallow a cancellation. Steps called while it
     travels (in `except RunCancelled` or `finally`) are durable clean-up, within `cancel_grace`.
     """
+
+
+class ContinueAs(BaseException):
+    """What continue_as() raises: the flow's generation ends, and the next one begins with these arguments.
+
+    It is no failure: the run's own code catches it behind the flow's `finally` blocks. Outside a run, in a test of a flow as a
+    plain function, it reaches the caller, who finds the arguments here."""
+
+    def __init__(self, arguments: tuple[Any, ...], keywords: dict[str, Any], input: bytes = b"") -> None:  # noqa: A002 - as in Run
+        super().__init__("continue_as()")
+        self.arguments = arguments
+        self.keywords = keywords
+        self.input = input  # both of them, as they are stored
 
 
 class Unwind(BaseException):

@@ -68,6 +68,10 @@ class TestContents(conformance.ContentSuite):
     pass
 
 
+class TestGenerations(conformance.GenerationSuite):
+    pass
+
+
 class TestOwnership(conformance.OwnershipSuite):
     pass
 

@@ -340,7 +340,7 @@ def test_a_checkpoint_of_a_newer_version_is_no_damage(fields):
     state = msgspec.json.decode(encode_state(replay(step("a#1"))))
     newer = msgspec.json.encode({**state, **fields, "format": FORMAT + 1})
     with pytest.raises(
-        UpgradeRequiredError, match="checkpoint 2 of run 'run' is of format 2 and was written by a newer"
+        UpgradeRequiredError, match="checkpoint 2 of run 'run' is of format 3 and was written by a newer"
     ):
         restore(journal_of(checkpoint=j.Checkpoint(2, newer)))
 

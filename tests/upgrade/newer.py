@@ -38,21 +38,21 @@ CREATE TABLE {schema}newer (id integer PRIMARY KEY);
 """
 
 _CHANGES: dict[str, list[tuple[str, str]]] = {
-    "model/formats.py": [("FORMAT = 1 ", "FORMAT = 2 ")],
+    "model/formats.py": [("FORMAT = 2 ", "FORMAT = 3 ")],
     "model/journal.py": [
         (
             "AnyEvent = (\n",
-            'class Stamped(Event, tag="2:stamped"):\n    at: float = 0.0\n\n\nAnyEvent = (\n    Stamped |\n',
+            'class Stamped(Event, tag="3:stamped"):\n    at: float = 0.0\n\n\nAnyEvent = (\n    Stamped |\n',
         )
     ],
-    "model/replay.py": [
+    "model/tree.py": [
         ("    format: int = 1 ", "    stamps: int = 0\n    format: int = 1 "),
         (
             "_FOLD: dict[type[j.Event], Callable[[TreeState, int, Any], None]] = {\n",
             """\
 def _stamped(s: TreeState, n: int, e: j.Stamped) -> None:
     s.stamps += 1
-    s.format = 2
+    s.format = 3
 
 
 _FOLD: dict[type[j.Event], Callable[[TreeState, int, Any], None]] = {
@@ -61,8 +61,8 @@ _FOLD: dict[type[j.Event], Callable[[TreeState, int, Any], None]] = {
         ),
     ],
     "model/run.py": [
-        ('    JOIN = "join"', '    POKE = "2:poke"\n    JOIN = "join"'),
-        ('    UPGRADE = "upgrade"', '    QUOTA = "2:quota"\n    UPGRADE = "upgrade"'),
+        ('    JOIN = "join"', '    POKE = "3:poke"\n    JOIN = "join"'),
+        ('    UPGRADE = "upgrade"', '    QUOTA = "3:quota"\n    UPGRADE = "upgrade"'),
     ],
     "lifecycle/run.py": [
         (

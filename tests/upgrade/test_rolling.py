@@ -172,7 +172,7 @@ async def test_runs_go_from_each_version_to_the_other(stage: Stage, client: Reli
     old = await stage.drive("older")
     await until(lambda: _all(first, is_held), stage)
     for row in await rows(first):
-        assert "of format 2" in row.reason
+        assert "of format 3" in row.reason
         assert "was written by a newer version of Relight" in row.reason
     epochs = [row.epoch for row in await rows(first)]
     own = await start(client, "own", 3, 5, 0.0)
@@ -230,7 +230,7 @@ async def test_a_message_of_a_newer_kind_is_neither_lost_nor_touched(stage: Stag
     await stage.tell("newer", "poke", "waiting")
     await until(lambda: _all([waiting], is_held), stage)
     row = await waiting.describe()
-    assert "a '2:poke' of format 2 was written by a newer version of Relight" in row.reason
+    assert "a '3:poke' of format 3 was written by a newer version of Relight" in row.reason
     explained = await client.explain("waiting")
     assert explained.sentence.startswith("Run waiting is held for a newer version of Relight: message ")
     assert (await client.start(flows.upgrade_job, "x", 3, 0.0, id="x")).id == "x"
@@ -253,7 +253,7 @@ async def test_a_hold_of_a_newer_kind_is_shown_and_left_alone(stage: Stage, clie
     assert await other.result(timeout="60s") == 10
     row = await paused.describe()
     assert (row.status, row.hold) == (Status.PAUSED, Hold.UPGRADE)
-    assert "its hold '2:quota' of format 2 was written by a newer version of Relight" in row.reason
+    assert "its hold '3:quota' of format 3 was written by a newer version of Relight" in row.reason
     assert "resume() frees it" in row.reason  # what the newer one says of it
     listed = json.loads((await stage.command("older", "runs", "--json")).stdout)
     assert [(one["id"], one["hold"]) for one in listed if one["id"] == "paused"] == [("paused", "upgrade")]

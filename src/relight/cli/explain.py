@@ -44,6 +44,7 @@ def _as_dict(found: Explanation) -> dict[str, Any]:
         "last_heartbeat": utc_time(found.last_heartbeat),
         "lease_expires_at": utc_time(found.lease_expires_at),
         "epoch": found.epoch,
+        "generation": found.generation,
         "created_at": utc_time(found.created_at),
         "updated_at": utc_time(found.updated_at),
         "last_entry": found.last_entry,
@@ -70,6 +71,8 @@ def _print(found: Explanation) -> None:
         facts.add_row("last heartbeat", local_time(found.last_heartbeat))
         facts.add_row("lease until", local_time(found.lease_expires_at))
     facts.add_row("epoch", str(found.epoch))
+    if found.generation > 1:
+        facts.add_row("generation", str(found.generation))
     facts.add_row("last entry", f"{found.last_entry} {escape(found.last_operation)}".strip())
     for wait in found.waits_for:
         facts.add_row("waits for", escape(wait))

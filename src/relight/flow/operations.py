@@ -11,11 +11,11 @@ import datetime as dt
 import inspect
 import uuid as _uuid
 from collections.abc import Callable, Generator, Iterable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from relight.clock import SYSTEM_CLOCK, SYSTEM_ENTROPY, Clock, Entropy, block
 from relight.durations import Duration, parse_duration
-from relight.errors import DefinitionError, OutsideRunError, PayloadError
+from relight.errors import ContinueAs, DefinitionError, OutsideRunError, PayloadError
 from relight.flow import garbage
 from relight.flow.definitions import Flow
 from relight.flow.scope import CURRENT, Scope, StepInfo, current_scope, refuse_foreign_thread
@@ -120,6 +120,19 @@ def spawn(flow: Flow[..., Any], *args: Any, id: str | None = None, **kwargs: Any
     if scope is None:
         raise OutsideRunError(f"spawn({flow.name!r}) needs a run around it: use Relight.start() outside flows")
     return scope.perform(scope.run.spawn(scope, flow, args, kwargs, id, lambda run_id: SpawnedRun(scope, flow, run_id)))
+
+
+def continue_as(*args: Any, **kwargs: Any) -> NoReturn:
+    """End this generation of the run and begin the next, with these arguments of its flow: `return continue_as(cursor)`.
+
+    For flows that loop for ever: the run keeps its id, its creation time (and so its timeout), and everything it was told and
+    has not taken yet; what this generation did is forgotten, in the same commit, so that the run does not grow. It does not
+    return: what it raises (ContinueAs) passes through `finally` blocks, as a return would. Only in the flow's own code.
+    """
+    scope = current_scope("continue_as()")
+    if scope is None:
+        raise ContinueAs(args, kwargs)
+    scope.run.continue_as(scope, args, kwargs)
 
 
 def now() -> dt.datetime:

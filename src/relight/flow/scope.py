@@ -14,7 +14,7 @@ import asyncio
 import contextvars
 from collections.abc import Callable
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import msgspec
 
@@ -88,6 +88,7 @@ class Operations(Calls, Protocol):
         handle: Callable[[str], Any],
     ) -> Call: ...
     def join(self, scope: Scope, run_id: str, flow: Flow[..., Any]) -> Call: ...
+    def continue_as(self, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn: ...
     def value(self, scope: Scope, name: str) -> Any: ...
 
 
@@ -260,6 +261,9 @@ class _Nobody:
         return garbage.refuse(self._what, self._in_sync_code)
 
     sleep = wait_for = foreach = parallel = spawn = join = refuse
+
+    def continue_as(self, *_: Any) -> None:
+        raise OutsideRunError(f"{self._what} was called by the garbage collector, in no run")
 
 
 def refuse_foreign_thread(current: object, name: str) -> None:

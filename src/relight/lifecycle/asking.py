@@ -4,12 +4,12 @@ operation's own file, and comes down to `ask`."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from relight.flow.call import Call, make
 from relight.flow.definitions import Flow
 from relight.flow.scope import Scope
-from relight.lifecycle import children, fanout, spawned, values, waits
+from relight.lifecycle import children, continuing, fanout, spawned, values, waits
 
 
 class Asking:
@@ -51,6 +51,9 @@ class Asking:
 
     def join(self, scope: Scope, run_id: str, flow: Flow[..., Any]) -> Call:
         return self._call(scope, "join", spawned.join, run_id, flow)
+
+    def continue_as(self, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+        continuing.ask(self, scope, args, kwargs)  # type: ignore[arg-type]  # it is a LiveRun
 
     def value(self, scope: Scope, name: str) -> Any:
         if scope.thread is not None:

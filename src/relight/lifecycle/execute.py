@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from relight.errors import (
+    ContinueAs,
     DefinitionError,
     FlowCodeError,
     NonDeterminismError,
@@ -23,7 +24,7 @@ from relight.flow.call import Call as Forgotten
 from relight.flow.definitions import Flow
 from relight.flow.payloads import record_error
 from relight.flow.scope import CURRENT, Scope
-from relight.lifecycle import hold, refused, replaying, step_bodies, waits
+from relight.lifecycle import continuing, hold, refused, replaying, step_bodies, waits
 from relight.lifecycle.loop import Ready
 from relight.lifecycle.operation import Operation
 from relight.lifecycle.threads import FlowThread
@@ -129,7 +130,10 @@ def ended(run: LiveRun) -> None:
         failure = deadlock()
     if isinstance(failure, Unwind) or not replaying.finished(run):
         return  # it was held while its code ran
-    end(run, value, failure)
+    if failure is None and type(value) is ContinueAs and run.cancel_reason is None:
+        continuing.begin(run, value.input)
+    else:
+        end(run, value, failure)
 
 
 def end(run: LiveRun, value: Any, failure: BaseException | None) -> None:
@@ -150,41 +154,35 @@ def deadlock() -> FlowCodeError:
 
 async def call_flow(run: LiveRun, call: Call, parent: Scope | None) -> Any:
     """Call a flow's function until it returns, its retries are used up, or its timeout has passed."""
-    flow = call.flow
+    flow, path = call.flow, call.key or run.path
     if call.until is not None and not (run.replay is not None and run.replay.has_begun_again(call.key, call.since)):
-        scope = parent or Scope(run, call.key, call.key, None)
+        scope = parent or Scope(run, path, call.key, None)
         await run.asked(_BackOff(run, scope, call, None))
     while True:
         thread = parent.thread if parent is not None else None
-        scope = Scope(run, call.key, call.key, parent, thread if not flow.is_async else None, ends_branches=True)
+        scope = Scope(run, path, call.key, parent, thread if not flow.is_async else None, ends_branches=True)
         try:
-            if (
-                flow.is_async and flow.timeout_seconds is None
-            ):  # the usual way, with no frames in between to wake through
-                token = CURRENT.set(scope)
-                try:
-                    value = await flow.fn(*call.args, **call.kwargs)
-                finally:
-                    CURRENT.reset(token)
-            else:
-                value = await _with_timeout(run, call, scope)
-            _check_return(run, call, scope)
-            if scope.branches:
-                await run.loop.end_branches(scope)
-            waits.cancel_timers(run, scope)
+            try:
+                if flow.is_async and flow.timeout_seconds is None:  # the usual way, with no frames to wake through
+                    token = CURRENT.set(scope)
+                    try:
+                        value = await flow.fn(*call.args, **call.kwargs)
+                    finally:
+                        CURRENT.reset(token)
+                else:
+                    value = await _with_timeout(run, call, scope)
+            except (ContinueAs, BaseExceptionGroup) as error:
+                value = continuing.found_in(error)
+            _check_return(run, call, scope, value)
+            await _leave(run, scope)
         except Unwind:
             raise
         except BaseException as error:
             if run.stopping is None:
                 _note_forgotten(error, _close_forgotten(run, call))
-                if scope.branches:
-                    await run.loop.end_branches(scope)
-                waits.cancel_timers(run, scope)
+                await _leave(run, scope)
             failure = refused.explain(step_bodies.ordinary(error, flow.what))
-            retry = flow.retry
-            may = retry is not None and run.stopping is None and not run.cancelled
-            again = may and retry is not None and retry.again(call.attempt, failure)
-            if not again or (call.deadline is not None and call.deadline <= run.services.clock.now()):
+            if not _is_retried(run, call, failure):
                 if failure is error:
                     raise
                 raise failure from error
@@ -194,8 +192,24 @@ async def call_flow(run: LiveRun, call: Call, parent: Scope | None) -> Any:
             return value
 
 
-def _check_return(run: LiveRun, call: Call, scope: Scope) -> None:
+async def _leave(run: LiveRun, scope: Scope) -> None:
+    """A call of a flow is over, and what it has left behind ends with it."""
+    if scope.branches:
+        await run.loop.end_branches(scope)
+    waits.cancel_timers(run, scope)
+
+
+def _is_retried(run: LiveRun, call: Call, failure: BaseException) -> bool:
+    """Whether a flow that has failed is called again."""
+    retry = call.flow.retry
+    if retry is None or run.stopping is not None or run.cancelled or not retry.again(call.attempt, failure):
+        return False
+    return call.deadline is None or call.deadline > run.services.clock.now()
+
+
+def _check_return(run: LiveRun, call: Call, scope: Scope, value: Any) -> None:
     """A flow has returned. It must have done all that it asked for, and all that its journal holds."""
+    continuing.check_return(run, scope, value)
     left = None if run.replay is None else run.replay.left_in(scope)
     if left is not None and run.cancel_reason is None:
         error = NonDeterminismError(f"the flow {call.flow.name!r} returned where its journal holds {left!r} next")

@@ -34,9 +34,12 @@ async def fork(orchestrator: Orchestrator, run_id: str, from_step: str | None, n
     assert state.created is not None
     outcomes = state.before(_sequence_of(state, run_id, from_step))
     forked_id = services.entropy.run_id() if new_id is None else check_run_id(new_id)
-    data = row.input
-    if row.input_blob:
-        data = check_blob(await services.store.get_blob(row.input_blob), row.input_blob, run_id)
+    data, blob = (
+        bytes(state.created.input),
+        state.created.input_blob,
+    )  # of its generation: the row has that of the first
+    if blob:
+        data = check_blob(await services.store.get_blob(blob), blob, run_id)
     commit, created = creation(services.config.payload.blob_threshold, flow, forked_id, data, services.clock.now())
     created = msgspec.structs.replace(created, forked_from=run_id)
     commit.entries = [j.encode_event(created)]
@@ -44,6 +47,7 @@ async def fork(orchestrator: Orchestrator, run_id: str, from_step: str | None, n
     retried = dict.fromkeys(state.retried, 1)
     inherited = TreeState(sequence=1, created=created, outcomes=outcomes, retried=retried, cuts=state.cuts)
     inherited.unclaimed = state.unclaimed
+    inherited.generation, inherited.format = state.generation, state.format  # its keys begin with it
     commit.state = encode_state(inherited)
     result = await services.recorder.create(commit)
     if isinstance(result, Exists):

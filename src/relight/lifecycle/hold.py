@@ -221,7 +221,7 @@ def fenced(run: LiveRun, refused: bool) -> None:
     run.services.metrics.fenced.inc(refused)
     run.services.metrics.false_deaths.inc()
     run.services.background.start(_note_fenced(run), "note")
-    if run.over and run.outcome is None:
+    if run.over and run.outcome is None and run.next is None:
         return  # its code has ended, and the object is about to be let go
     run.stopping = run.stopping or "fenced"
     run.outcome = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from relight.errors import UpgradeRequiredError
-from relight.lifecycle import cancel, hold, waits
+from relight.lifecycle import cancel, continuing, hold, waits
 from relight.model.formats import not_understood
 from relight.model.run import Hold, Message, MessageKind
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 def deliver(run: LiveRun, message: Message) -> None:
     """A message reached the run's inbox."""
+    if run.next is not None and run.stopping is None:
+        continuing.deliver(run, message)
+        return
     if run.stopping is not None or run.over:
         run.missed = True  # it stays in the inbox, and is looked for there once the run has left
         return

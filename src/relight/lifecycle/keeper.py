@@ -63,8 +63,8 @@ class Keeper:
         self._part = self._supervisor.part("keeper", essential=False)
         self._ttl = ttl_seconds
         self._monotonic = SYSTEM_CLOCK.monotonic
-        # How often the lease has lapsed. Raised, before valid_until is moved, whenever the lease is renewed after it had lapsed: what was claimed under an
-        # earlier one may be another's by now.
+        # How often the lease has lapsed. Raised, before valid_until is moved, when it is renewed after that: what was claimed
+        # before may be another's by now.
         self.lapses = 0
         self.valid_until = 0.0  # by the monotonic clock: until then nobody else may claim our runs
         self._lost = False

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from relight.errors import StoreUnavailableError
 from relight.flow.definitions import Flow
-from relight.lifecycle import cancel, execute, hold
+from relight.lifecycle import cancel, continuing, execute, hold
 from relight.lifecycle.doubts import Doubts
 from relight.lifecycle.lookout import Lookout
 from relight.lifecycle.mail import Mail
@@ -84,6 +84,8 @@ class Orchestrator:
 
     async def _let_go(self, run: LiveRun, grace_seconds: float, why: str) -> None:
         """Take one run out of memory: it is free at once for anybody to take up, and that counts as no crash."""
+        if run.next is not None:
+            return  # `continued` lets go of its next generation in its place
         if run.blocked:
             await hold.park(run)
             return
@@ -231,6 +233,18 @@ class Orchestrator:
         if run.row.parent_id is not None or run.joined:
             self.listen()  # the message to whoever waits for it is in the store now
         self._room_is_free()
+
+    def continued(self, run: LiveRun) -> None:
+        assert run.next is not None
+        begun = LiveRun(self.services, self, run.row, run.writer.epoch, run.next)
+        continuing.inherit(begun, run)
+        self.live[run.id] = begun
+        flow = self.services.registry.find(run.row.flow)
+        if flow is not None and self.services.keeper.held and not self.stopping:
+            execute.drive(begun, flow)
+        else:  # whoever lets go of everything has come in the moment in which it was committed
+            why = "its orchestrator stops, or has lost its lease"
+            self.services.background.start(self._let_go(begun, 0.0, why), "release", begun.broke)
 
     def left(self, run: LiveRun) -> None:
         if self.live.get(run.id) is run:

@@ -48,16 +48,16 @@ class LiveRun(RunRecord, Asking):
 
     # fmt: off
     __slots__ = (
-        "__weakref__", "_advancing", "_asked", "_refusals", "_when_live", "_woken", "begun_again", "busy", "calm",
-        "cancel_reason", "cancelled", "children", "created", "deadlocked", "departing", "due", "early", "ended",
+        "__weakref__", "_advancing", "_asked", "_refusals", "_when_live", "_woken", "asked_to_continue", "begun_again",
+        "busy", "calm", "cancel_reason", "cancelled", "children", "created", "deadlocked", "departing", "due", "early", "ended",
         "heard", "held", "host", "inflight", "joined", "kept", "left_open", "loop", "mailbox", "main", "main_done",
         "missed", "numbers", "outcome", "overdue", "park_armed", "pending", "recovered", "replay", "restored",
-        "retried", "saying_so", "spun", "step_call", "timers", "told", "turns", "unawaited",
+        "retried", "saying_so", "spun", "step_call", "taken_back", "timers", "told", "turns", "unawaited",
     )
     # fmt: on
 
     def __init__(self, services: Services, host: Host, row: Run, epoch: int, state: TreeState) -> None:
-        RunRecord.__init__(self, services, row, epoch, state.sequence, self)
+        RunRecord.__init__(self, services, row, epoch, state, self)
         self.unawaited: dict[int, Call] = {}  # operations that the flow has called and not awaited
         self.numbers: Iterator[int] = itertools.count()  # of those
         self.step_call: type[Call] = StepCall
@@ -90,11 +90,13 @@ class LiveRun(RunRecord, Asking):
         self.left_open: dict[str, Open] = {}  # once live: what had begun, and was not asked for until now
         self.deadlocked = False  # it waits, or waited, for something that nothing in the run can bring about
         self.saying_so = False
+        self.asked_to_continue: Scope | None = None  # which call of its flow did
 
         # Messages and times.
         self.cancel_reason = state.cancelled.reason if state.cancelled is not None else None
         self.cancelled = False  # and the flow has been told so
         self.mailbox = [waits.returned(self.id, one) for one in state.unclaimed]
+        self.taken_back = {one.id for one in self.mailbox}  # those of the mailbox that are in the inbox no more
         self.early: Sequence[Message] = ()  # came before the flow could hear: it was being called, or replayed
         self.missed = False  # a message came when the run could no longer hear it
         self.joined = False  # another run waits for this one's end
@@ -125,7 +127,7 @@ class LiveRun(RunRecord, Asking):
 
     def start(self, flow: Flow[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Call the flow's function."""
-        scope = Scope(self, "", "", None)
+        scope = Scope(self, self.path, "", None)
         root = execute.root(self, flow, args, kwargs, scope)
         self.main_done = False
         self.loop.driven = True

@@ -25,7 +25,7 @@ from relight.lifecycle.services import Services
 from relight.lifecycle.writer import Told, Writer
 from relight.model.blob import blob_digest, check_blob
 from relight.model.journal import NULL, Event
-from relight.model.replay import Outcome
+from relight.model.replay import Outcome, TreeState
 from relight.model.run import Hold, LogLine, Run, RunChange, Status
 from relight.ports.store import Store
 from relight.retry_pause import RetryPause
@@ -40,12 +40,15 @@ class RunRecord:
 
     __slots__ = (
         "blob_threshold",
-        "lapses",
+        "generation",
         "id",
         "keeper",
+        "lapses",
         "max_bytes",
+        "next",
         "now",
         "over",
+        "path",
         "row",
         "services",
         "status",
@@ -56,11 +59,14 @@ class RunRecord:
 
     replay: Replay | None  # while it is on
 
-    def __init__(self, services: Services, row: Run, epoch: int, sequence: int, told: Told) -> None:
+    def __init__(self, services: Services, row: Run, epoch: int, state: TreeState, told: Told) -> None:
+        sequence = state.sequence
         self.services = services
         self.now = services.clock.now  # for the times of entries
         self.id = row.id
         self.row = row
+        self.generation = state.generation
+        self.path = state.path  # of the flow's own code
         self.status = row.status  # as the store has it
         self.writer = Writer(services.recorder, row.id, epoch, sequence, told)
         self.writer.checkpoint_at = sequence + services.config.checkpoint.every
@@ -71,6 +77,7 @@ class RunRecord:
         self.unsettled = (
             0  # what the flow has seen that is perhaps not durable yet: values, and ends that it gave up on
         )
+        self.next: TreeState | None = None  # its next generation, which is being committed
         self.stopping: str | None = None  # why nothing begins and nothing is told any more
         self.over = False  # nothing of this object may act any more
 

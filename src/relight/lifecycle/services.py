@@ -56,6 +56,10 @@ class Host(Protocol):
         """The run is terminal and durable."""
         ...
 
+    def continued(self, run: LiveRun) -> None:
+        """The run's next generation is durable, and begins in its place."""
+        ...
+
     def left(self, run: LiveRun) -> None:
         """The run has left memory unfinished: parked, held, fenced or shut down."""
         ...

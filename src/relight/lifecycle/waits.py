@@ -272,11 +272,19 @@ class Signal(Receive):
         output, blob = (NULL, message.payload_blob) if message.payload_blob else run.payload(data)
         run.record(SignalReceived(self.key, output, blob, message.id, self._name, run.now()), self)
         run.writer.consume([message.id])
+        run.taken_back.discard(message.id)
+
+    def stop(self) -> None:
+        super().stop()
+        if not self.recorded:  # its payload is being read: not to be waited for, since the flow may end in this moment
+            self.take_back()
 
     def take_back(self) -> None:
         """It came, but the flow has given up on this wait: for whoever waits for it next."""
         message, self._message = self._message, None
         if message is not None:
+            if self.recorded:  # it is in the inbox no more
+                self.run.taken_back.add(message.id)
             bisect.insort(self.run.mailbox, message, key=lambda one: one.id)  # before what came after it
             hand_over(self.run)
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from relight.model.journal import Event, encode_event
 from relight.model.run import ItemResult, LogLine, Message, Run, RunChange
-from relight.ports.store import Commit
+from relight.ports.store import Commit, NextGeneration
 
 
 class Queue(Protocol):
@@ -178,6 +178,10 @@ class Writer:
         self.draft.runs = [*self.draft.runs, run]
         if first is not None:
             self.draft.spawned = [*self.draft.spawned, (run.id, first)]
+
+    def begin_generation(self, begun: NextGeneration) -> None:
+        """The run begins anew with this draft."""
+        self.draft.next = begun
 
     def consume(self, message_ids: Iterable[int]) -> None:
         """Messages that the entries of this draft have taken in."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 
-FORMAT = 1  # up to which this version understands what is stored
+FORMAT = 2  # up to which this version understands what is stored
 
 _NUMBERED = re.compile(r"(\d{1,6}):")
 _COMPATIBLE = re.compile(r"\A-- compatible since (\d{4})\n")

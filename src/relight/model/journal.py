@@ -70,6 +70,17 @@ class RunCancelled(Event, tag="cancelled"):
     at: float
 
 
+class RunContinued(Event, tag="2:continued"):
+    """The flow ended its generation with continue_as(): what it did is forgotten, and it is called with this input. What it was
+    told and has not taken is for the next generation. Never a row of a journal: the commit that it stands in replaces that by
+    the checkpoint of what follows from it (`Commit.next`)."""
+
+    flow_hash: str
+    input: Raw
+    input_blob: str
+    at: float
+
+
 class RunRetrying(Event, tag="retrying"):
     """A flow with retry failed: what failed under it is forgotten, what completed is kept, and it is called again."""
 
@@ -244,6 +255,7 @@ AnyEvent = (
     | RunCompleted
     | RunFailed
     | RunCancelled
+    | RunContinued
     | RunRetrying
     | RunRecovered
     | RunResumed

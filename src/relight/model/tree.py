@@ -22,6 +22,12 @@ def retried_at(retried: Mapping[str, int], key: str) -> int:
     )
 
 
+def generation_path(generation: int) -> str:
+    """The path of the flow's own code. Every generation but the first has its own: the keys of its operations are no earlier
+    one's, and neither are the ids of what it spawns, nor the idempotency keys of its steps."""
+    return f"@{generation}" if generation > 1 else ""
+
+
 class TreeState(msgspec.Struct):
     """The replayed state of one root run's tree."""
 
@@ -37,6 +43,7 @@ class TreeState(msgspec.Struct):
     deadlocks: list[int] = []  # sequences at which the flow was told that nothing would ever wake it
     cuts: list[str] = []  # foreach operations whose items have changed between two lives of the run
     format: int = 1  # of this state, once encoded: raised by whatever an older version must not ignore (see formats.py)
+    generation: int = 1  # how often its flow has begun: see RunContinued
 
     def apply(self, sequence: int, event: j.AnyEvent) -> None:
         """Fold one entry in. Order matters: entries come in sequence, without gaps."""
@@ -62,6 +69,11 @@ class TreeState(msgspec.Struct):
             else:
                 del self.outcomes[key]  # they stand in the order of their sequences
         self.outcomes[key] = outcome
+
+    @property
+    def path(self) -> str:
+        """Where the flow's own code is: see `generation_path`."""
+        return generation_path(self.generation)
 
     def retried_at(self, key: str) -> int:
         """See the function of that name."""
@@ -148,6 +160,14 @@ def _run_failed(s: TreeState, n: int, e: j.RunFailed) -> None:
 
 def _run_cancelled(s: TreeState, n: int, e: j.RunCancelled) -> None:
     s.end(e.key, Outcome(n, "run", Ending.CANCELLED, at=e.at))
+
+
+def _run_continued(s: TreeState, n: int, e: j.RunContinued) -> None:
+    assert s.created is not None
+    s.created = msgspec.structs.replace(s.created, flow_hash=e.flow_hash, input=e.input, input_blob=e.input_blob)
+    s.generation += 1
+    s.format = 2
+    s.outcomes, s.open, s.children, s.retried, s.deadlocks, s.cuts = {}, {}, {}, {}, [], []
 
 
 def _run_retrying(s: TreeState, n: int, e: j.RunRetrying) -> None:
@@ -269,6 +289,7 @@ _FOLD: dict[type[j.Event], Callable[[TreeState, int, Any], None]] = {
     j.RunCompleted: _run_completed,
     j.RunFailed: _run_failed,
     j.RunCancelled: _run_cancelled,
+    j.RunContinued: _run_continued,
     j.RunRetrying: _run_retrying,
     j.RunRecovered: _recovered,
     j.RunResumed: _resumed,

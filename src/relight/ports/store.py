@@ -22,6 +22,9 @@ A message makes its run due, in the transaction that puts it into the inbox: a w
 ends a pause. So that a run has something to hear is written down, and no process has to remember it. A run that somebody holds
 is told by its owner, and compared with the inbox when that lets go of it (`RunChange.heard`).
 
+A run that lives for ever would grow for ever. With `Commit.next` it begins anew: a checkpoint replaces its journal in the same
+transaction, and the rows of its child runs go. Its own row, its inbox and its log stay.
+
 A fenced or refused commit never fails the others in its batch. If the transaction itself fails, `commit` raises
 StoreUnavailableError and the caller knows nothing about the outcome; committing the same batch again resolves it, because
 of the comparison with `after`.
@@ -48,6 +51,22 @@ from relight.model.run import Hold, ItemResult, LogLine, Message, News, Page, Ru
 from relight.supervisor import Supervisor
 
 _NO_BLOBS: Mapping[str, bytes] = MappingProxyType({})
+
+
+KEPT_DEDUPS = 1000  # of consumed messages, in the inbox of a run that goes on for long: see NextGeneration
+
+
+class NextGeneration(msgspec.Struct, kw_only=True, frozen=True, gc=False):
+    """A run begins anew under its id: nothing of its past is needed any more, and nothing of it stays. The commit has an entry,
+    as every one that is to be recognised when its answer was lost."""
+
+    state: (
+        bytes  # a checkpoint that stands for the whole journal, this commit's entries included: all of them are dropped
+    )
+    # How the ids of its child runs begin, with a slash at the end: their rows, items and logs are dropped, and the root's items.
+    children: str
+    # Drop what is kept of consumed messages, too, as `checkpoint` does. Not worth it every time.
+    prune_inbox: bool
 
 
 class Commit(msgspec.Struct, kw_only=True, gc=False):
@@ -77,11 +96,12 @@ class Commit(msgspec.Struct, kw_only=True, gc=False):
     )
     reopen: bool = False  # the root may be one that recovery gave up on (cancelled, hold=recovery): this brings it back
     consumed: Sequence[int] = ()  # ids of this root's messages that the entries have taken in
+    next: NextGeneration | None = None  # what the root begins with this commit: not with `create`
 
     @property
     def size(self) -> int:
         """About how many bytes of payload it carries: what a server's limit on a message is about."""
-        size = sum(map(len, self.entries)) + len(self.state or b"")
+        size = sum(map(len, self.entries)) + len(self.state or b"") + (0 if self.next is None else len(self.next.state))
         if self.blobs:
             size += sum(map(len, self.blobs.values()))
         if self.create is not None:
@@ -267,7 +287,8 @@ class ExecutionJournal(Protocol):
         ...
 
     async def checkpoint(self, root_id: str, epoch: int, sequence: int, state: bytes) -> bool:
-        """Store `state` as standing for all entries up to `sequence` and drop those entries, in one transaction.
+        """Store `state` as standing for all entries up to `sequence` and drop those entries, in one transaction. Also drop what
+        is kept of consumed messages: all that have no dedup, and of the others all but the newest KEPT_DEDUPS.
 
         False, and nothing written, when fenced or when `sequence` is not newer than the last checkpoint or lies beyond
         the journal.

@@ -31,6 +31,7 @@ class Explanation(msgspec.Struct, kw_only=True):
     last_heartbeat: float | None
     lease_expires_at: float | None
     epoch: int
+    generation: int  # how often its flow has begun: see continue_as()
     created_at: float
     updated_at: float
     last_entry: int
@@ -60,6 +61,7 @@ async def explain(services: Services, run_id: str) -> Explanation:
         last_heartbeat=None if session is None else session.heartbeat_at,
         lease_expires_at=None if session is None else session.expires_at,
         epoch=row.epoch,
+        generation=1 if state is None else state.generation,
         created_at=row.created_at,
         updated_at=row.updated_at,
         last_entry=0 if state is None else state.sequence,

@@ -31,7 +31,7 @@ from relight.model.run import (
     Status,
 )
 from relight.model.text import SAME_LINES, check_message, check_rows, prose
-from relight.ports.store import Commit, CommitResult, Committed, Exists, Fenced
+from relight.ports.store import Commit, CommitResult, Committed, Exists, Fenced, NextGeneration
 
 _RUNNING = Status.RUNNING  # looking up a member, or its hash, is Python code
 _CHANGED = [field for field in RunChange.__struct_fields__ if field not in ("run_id", "heard")]
@@ -139,7 +139,7 @@ class Data:
         if run.epoch != commit.epoch:
             return Fenced(run.epoch, run.owner)
         if tree.base + len(tree.entries) != commit.after:
-            if tree.holds(commit.after, commit.entries):
+            if tree.holds(commit.after, commit.entries) if commit.next is None else tree.continued(commit):
                 return Committed(commit.after + len(commit.entries))
             return Fenced(run.epoch, run.owner)
         if run.status is not _RUNNING and run.status in TERMINAL and not (commit.reopen and _gave_up(run)):
@@ -155,6 +155,7 @@ class Data:
             or commit.messages
             or commit.consumed
             or commit.cancel_spawned is not None
+            or commit.next is not None
         ):  # nearly never: there is one commit for every step
             self._apply(commit, tree)
         return Committed(tree.base + len(tree.entries))
@@ -198,6 +199,21 @@ class Data:
             row = self.runs.get(change.run_id)
             if row is not None and row.root_id == commit.root_id:
                 self.change(row, change, reopen=commit.reopen)
+        if commit.next is not None:
+            self._begin_generation(commit.root_id, tree, commit.next)
+
+    def _begin_generation(self, root_id: str, tree: Tree, begun: NextGeneration) -> None:
+        """Drop what belongs to the generation that has ended."""
+        tree.compact(tree.last, begun.state)
+        gone = {run.id for run in self.runs.values() if run.root_id == root_id and run.id.startswith(begun.children)}
+        for run_id in gone:
+            del self.runs[run_id]
+        for logged in [logged for logged in self.logs if logged[0] in gone]:
+            del self.logs[logged]
+        for place in [place for place in self.items if place[0] in gone or place[0] == root_id]:
+            del self.items[place]
+        if begun.prune_inbox:
+            tree.prune()
 
     def _new_runs(self, commit: Commit) -> None:
         first = dict(commit.spawned)

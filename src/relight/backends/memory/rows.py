@@ -10,6 +10,7 @@ import msgspec
 from relight.errors import CorruptionError
 from relight.model.journal import Checkpoint, Entry, Journal
 from relight.model.run import Message
+from relight.ports.store import KEPT_DEDUPS, Commit
 
 
 class StoredRow(msgspec.Struct):
@@ -58,6 +59,19 @@ class Tree(msgspec.Struct):
         if start < 0 or end > len(self.entries):
             return False
         return [row.data for row in self.entries[start:end]] == list(events)
+
+    def continued(self, commit: Commit) -> bool:
+        """Whether this commit has begun the generation that the checkpoint is of."""
+        assert commit.next is not None
+        end = commit.after + len(commit.entries)
+        return self.base == end and self.state is not None and self.state.data == commit.next.state
+
+    def prune(self) -> None:
+        """Forget the dedups of consumed messages, but for the newest."""
+        unread = {message.dedup for message in self.inbox}
+        consumed = [dedup for dedup in self.told if dedup not in unread]
+        for dedup in consumed[:-KEPT_DEDUPS]:
+            del self.told[dedup]
 
     def compact(self, sequence: int, state: bytes) -> None:
         """Let `state` stand for the entries up to `sequence`."""

@@ -59,7 +59,19 @@ def _bare(commit: Commit) -> bool:
         or commit.cancel_spawned is not None
         or commit.reopen
         or commit.create is not None
+        or commit.next is not None
     )
+
+
+def generations(commits: Mapping[int, Commit]) -> list[list[Any]] | None:
+    """The arguments of `begin_generations`: those of these commits, by their roots' keys, that begin one. None: none does."""
+    rows = []
+    for key, commit in commits.items():
+        begun, last = commit.next, commit.after + len(commit.entries)
+        if begun is not None:
+            crc = checksum(last, begun.state)
+            rows.append((key, commit.root_id, begun.children, last, begun.state, crc, begun.prune_inbox))
+    return [list(column) for column in zip(*rows, strict=True)] if rows else None
 
 
 class Batch:
@@ -120,7 +132,8 @@ class Batch:
         )
         for column, value in zip(self._heads, values, strict=True):
             column.append(value)
-        self._add_entries(root, commit)
+        if commit.next is None:  # else a checkpoint stands for them: see `generations`
+            self._add_entries(root, commit)
         if not _bare(commit):
             self._extras(commit, root)
 

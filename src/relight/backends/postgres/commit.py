@@ -18,12 +18,12 @@ from typing import Any
 import asyncpg
 import msgspec
 
-from relight.backends.postgres.batch import Batch, simple
+from relight.backends.postgres.batch import Batch, generations, simple
 from relight.backends.postgres.pool import Fetch, Pool
 from relight.backends.postgres.rows import run_from
 from relight.clock import Clock
 from relight.errors import StoreUnavailableError
-from relight.ports.store import Commit, CommitResult, Committed, Exists, Fenced
+from relight.ports.store import KEPT_DEDUPS, Commit, CommitResult, Committed, Exists, Fenced
 
 KEYS_PER_BLOCK = 1000  # as the migrations say
 FENCED = "RL001"  # append_batch's own SQLSTATE
@@ -96,7 +96,8 @@ class Committer:
     async def _apply(self, commits: Sequence[Commit]) -> list[Refused]:
         waves = _waves(commits)
         new: dict[str, int] = {}
-        one = self._pool.session if len(waves) == 1 else self._pool.transaction
+        alone = len(waves) == 1 and all(commit.next is None for commit in commits)
+        one = self._pool.session if alone else self._pool.transaction
         refused = await one(partial(self._waves, waves=waves, new=new))
         self.learn(new.items())
         return refused
@@ -133,6 +134,9 @@ class Committer:
         for key in not_taken:
             place, commit = keys.pop(key)
             refused.append(Refused(place, commit, commit.root_id in before))
+        begun = generations({key: commit for key, (_, commit) in keys.items()})
+        if begun is not None:
+            await fetch(self._sql["begin_generations"], *begun, KEPT_DEDUPS)
         new.update({commit.root_id: key for key, (_, commit) in keys.items() if commit.create is not None})
         return refused
 
@@ -196,13 +200,13 @@ class Committer:
 
         Then it must not be applied again: later commits may have changed the same rows.
         """
-        forks = {key: one for one, key in maybe if one.commit.state is not None}
-        if forks:
-            for key, sequence, state in await self._pool.fetch(self._sql["states"], list(forks)):
-                commit = forks[key].commit
-                if (sequence, state) == (commit.after + len(commit.entries), commit.state):
-                    results[forks[key].place] = Committed(sequence)
-        others = [(one, key) for one, key in maybe if one.commit.state is None]
+        folded = {key: one for one, key in maybe if _state(one.commit) is not None}
+        if folded:
+            for key, sequence, state in await self._pool.fetch(self._sql["states"], list(folded)):
+                commit = folded[key].commit
+                if (sequence, state) == (commit.after + len(commit.entries), _state(commit)):
+                    results[folded[key].place] = Committed(sequence)
+        others = [(one, key) for one, key in maybe if _state(one.commit) is None]
         if others:
             afters = [one.commit.after for one, _ in others]
             ends = [one.commit.after + len(one.commit.entries) for one, _ in others]
@@ -210,6 +214,11 @@ class Committer:
             for (one, _), end, row in zip(others, ends, rows, strict=True):
                 if row[1] == one.commit.entries:
                     results[one.place] = Committed(end)
+
+
+def _state(commit: Commit) -> bytes | None:
+    """The checkpoint that a commit leaves in place of its entries: a fork's, or the next generation's."""
+    return commit.state if commit.next is None else commit.next.state
 
 
 def _waves(commits: Sequence[Commit]) -> list[list[tuple[int, Commit]]]:

@@ -44,7 +44,10 @@ RETURNING key;
 SELECT relight.hold($1, $2, $3, $4, $5, $6, $7);
 
 -- name: checkpoint
-SELECT relight.checkpoint($1, $2, $3, $4, $5);
+SELECT relight.checkpoint($1, $2, $3, $4, $5, $6);
+
+-- name: begin_generations
+SELECT relight.begin_generations($1, $2, $3, $4, $5, $6, $7, $8);
 
 -- name: post
 SELECT relight.post($1, $2);

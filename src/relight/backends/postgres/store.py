@@ -45,7 +45,7 @@ from relight.model.journal import Journal
 from relight.model.lease import Process, Session, session_from
 from relight.model.run import Hold, ItemResult, LogLine, Message, News, Page, Run, RunChange, RunFilter
 from relight.model.text import storable
-from relight.ports.store import Commit, CommitResult
+from relight.ports.store import KEPT_DEDUPS, Commit, CommitResult
 from relight.supervisor import Supervisor
 
 CONNECTIONS = 2  # apart from those for commits and the one that listens
@@ -270,7 +270,7 @@ class PostgresStore:
         return await self._pool.value(self._sql["latest_sequence"], root_id) or 0
 
     async def checkpoint(self, root_id: str, epoch: int, sequence: int, state: bytes) -> bool:
-        given = (root_id, epoch, sequence, state, checksum(sequence, state))
+        given = (root_id, epoch, sequence, state, checksum(sequence, state), KEPT_DEDUPS)
         return bool(await self._pool.value(self._sql["checkpoint"], *given))
 
     async def get_checkpoint(self, root_id: str) -> int | None:

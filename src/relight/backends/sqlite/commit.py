@@ -90,6 +90,7 @@ class _Batch:
         self._roots = roots
         self._children: set[str] = set()  # ids taken by runs that are no roots
         self._created: set[str] = set()  # ids this batch has taken
+        self._continued: set[str] = set()  # roots that this batch has begun anew
         self._writes = Writes(connection, now)
         self.left: list[str] = []  # roots nobody holds in memory (any more): no commits to expect
 
@@ -134,7 +135,14 @@ class _Batch:
         return self._append(commit, root)
 
     def _append(self, commit: Commit, root: Root) -> Committed:
-        root.last = self._writes.entries(root.key, commit.after, commit.entries)
+        if commit.root_id in self._continued:  # what follows is no part of the generation that is dropped
+            self._writes.flush()
+        if commit.next is None:
+            root.last = self._writes.entries(root.key, commit.after, commit.entries)
+        else:
+            root.last = commit.after + len(commit.entries)
+            self._writes.generation(root.key, commit.root_id, root.last, commit.next)
+            self._continued.add(commit.root_id)
         self._extras(commit, root)
         return Committed(root.last)
 
@@ -211,8 +219,15 @@ class _Batch:
         if end > root.last:
             return None
         self._writes.flush()
+        if commit.next is not None:
+            return Committed(end) if self._stands_for_all(root, end, commit.next.state) else None
         stored = read.rows(self._connection, "entries_between", (root.key, commit.after, end))
         return Committed(end) if [row[0] for row in stored] == commit.entries else None
+
+    def _stands_for_all(self, root: Root, sequence: int, state: bytes) -> bool:
+        """Whether this is the root's checkpoint."""
+        stored = read.rows(self._connection, "read_checkpoint", (root.key,))
+        return [row[:2] for row in stored] == [(sequence, state)]
 
     def _repeated_creation(self, commit: Commit, root: Root | None) -> Committed | None:
         """The same creation, entry by entry and to the instant, of a run that nobody has driven since."""
@@ -226,8 +241,7 @@ class _Batch:
             return None
         if commit.state is None:
             return self._repeated(commit, root)
-        state = read.rows(self._connection, "read_checkpoint", (root.key,))
-        return Committed(root.last) if [row[:2] for row in state] == [(root.last, commit.state)] else None
+        return Committed(root.last) if self._stands_for_all(root, root.last, commit.state) else None
 
     def _refusal(self, commit: Commit) -> CommitResult:
         found = read.runs(self._connection, "get_runs", (json_array([commit.root_id]),))

@@ -125,6 +125,39 @@ RETURNING key;
 -- name: drop_entries
 DELETE FROM journal WHERE run = ? AND sequence <= ?;
 
+-- The next generations of roots, as JSON: the root's key, its id, how its children's ids begin, and the last sequence of its past.
+-- What begins with "a/b/" lies between that and "a/b0": the digit follows the slash.
+
+-- name: drop_generation_entries
+DELETE FROM journal WHERE id IN (
+    SELECT j.id FROM json_each(?) AS wanted CROSS JOIN journal AS j INDEXED BY journal_order
+        ON j.run = wanted.value ->> 0 AND j.sequence <= wanted.value ->> 3);
+
+-- name: drop_generation_items
+-- Those of the root and of its child runs; the ids of what it has spawned begin so, too.
+DELETE FROM items WHERE (run_id, key, "index") IN (
+    SELECT i.run_id, i.key, i."index" FROM (
+        SELECT wanted.value ->> 1 AS id FROM json_each(?1) AS wanted UNION ALL
+        SELECT r.id FROM json_each(?1) AS wanted CROSS JOIN runs AS r
+            ON r.id > wanted.value ->> 2 AND r.id < rtrim(wanted.value ->> 2, '/') || '0' AND r.root_id = wanted.value ->> 1) AS each
+    CROSS JOIN items AS i ON i.run_id = each.id);
+
+-- name: drop_generation_logs
+DELETE FROM logs WHERE id IN (
+    SELECT l.id FROM json_each(?) AS wanted CROSS JOIN runs AS r
+        ON r.id > wanted.value ->> 2 AND r.id < rtrim(wanted.value ->> 2, '/') || '0' AND r.root_id = wanted.value ->> 1
+    CROSS JOIN logs AS l INDEXED BY logs_order ON l.run = r.key);
+
+-- name: drop_generation_runs
+DELETE FROM runs WHERE key IN (
+    SELECT r.key FROM json_each(?) AS wanted CROSS JOIN runs AS r
+        ON r.id > wanted.value ->> 2 AND r.id < rtrim(wanted.value ->> 2, '/') || '0' AND r.root_id = wanted.value ->> 1);
+
+-- name: prune_inbox
+-- What is kept of consumed messages, but for the newest that tell a repetition apart.
+DELETE FROM inbox WHERE run = :run AND consumed = 1 AND (dedup IS NULL OR id NOT IN (
+    SELECT id FROM inbox WHERE run = :run AND consumed = 1 AND dedup IS NOT NULL ORDER BY id DESC LIMIT :kept));
+
 -- name: post_message
 INSERT INTO inbox (run, kind, name, payload, payload_blob, dedup, at)
 SELECT key, ?2, ?3, ?4, ?5, ?6, ?7 FROM runs

@@ -16,6 +16,7 @@ from relight.backends.sqlite.writes import Writes
 from relight.model.lease import Process
 from relight.model.run import TERMINAL, LogLine, Message, Run, RunChange
 from relight.model.sharing import share
+from relight.ports.store import KEPT_DEDUPS
 
 
 def claim(db: apsw.Connection, epochs: dict[str, int], owner: str, now: float) -> dict[str, int]:
@@ -126,4 +127,5 @@ def checkpoint(db: apsw.Connection, root_id: str, epoch: int, sequence: int, sta
             return False
         db.execute(SQL["put_checkpoints"], (found.key, sequence, state, checksum(sequence, state)))
         db.execute(SQL["drop_entries"], (found.key, sequence))
+        db.execute(SQL["prune_inbox"], {"run": found.key, "kept": KEPT_DEDUPS})
     return True

@@ -13,6 +13,7 @@ from relight.backends.sqlite import read
 from relight.backends.sqlite.queries import SQL, many, most
 from relight.backends.sqlite.rows import change_row, checksum, item_row, json_array, log_row, message_row, run_row
 from relight.model.run import ItemResult, LogLine, Message, Run, RunChange
+from relight.ports.store import KEPT_DEDUPS, NextGeneration
 
 
 class Writes:
@@ -37,6 +38,10 @@ class Writes:
         self._cancels: list[dict[str, Any]] = []
         self._changes: dict[str, tuple[RunChange, str, bool]] = {}  # with the root, and `reopen`
         self._consumed: list[tuple[int, int]] = []  # message id, root's key
+        self._generations: list[
+            tuple[int, str, str, int]
+        ] = []  # root's key and id, how its children's begin, last sequence
+        self._pruned: list[int] = []  # keys of roots
         self._over: list[int] = []  # keys of roots that have ended,
         self._ended: list[int] = []  # and of those that will not come back
 
@@ -59,6 +64,13 @@ class Writes:
 
     def checkpoint(self, key: int, sequence: int, state: bytes) -> None:
         self._checkpoints += (key, sequence, state, checksum(sequence, state))
+
+    def generation(self, key: int, root_id: str, sequence: int, begun: NextGeneration) -> None:
+        """The root begins its next generation behind this sequence."""
+        self.checkpoint(key, sequence, begun.state)
+        self._generations.append((key, root_id, begun.children, sequence))
+        if begun.prune_inbox:
+            self._pruned.append(key)
 
     def blobs(self, blobs: Mapping[str, bytes]) -> None:
         for blob in blobs.items():
@@ -120,12 +132,29 @@ class Writes:
         if self._consumed:
             self._execute(SQL["consume_messages"], (json_array(self._consumed),))
             self._consumed.clear()
+        if self._generations:
+            self._drop_generations()
         if self._over:
             self._execute(SQL["tell_joined"], (json_array(self._over), self._now))
             self._over.clear()
         if self._ended:
             self._execute(SQL["drop_inboxes"], (json_array(self._ended),))
             self._ended.clear()
+
+    def _drop_generations(self) -> None:
+        """What is left of those that have ended, this transaction's own rows included."""
+        ended = json_array(self._generations)
+        for name in (
+            "drop_generation_entries",
+            "drop_generation_items",
+            "drop_generation_logs",
+            "drop_generation_runs",
+        ):
+            self._execute(SQL[name], (ended,))
+        for key in self._pruned:
+            self._execute(SQL["prune_inbox"], {"run": key, "kept": KEPT_DEDUPS})
+        self._generations.clear()
+        self._pruned.clear()
 
     def _insert(self, name: str, width: int, values: list[Any]) -> None:
         """Write `values`, which hold row after row, and empty them.

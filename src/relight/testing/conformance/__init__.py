@@ -19,6 +19,7 @@ Give three fixtures and collect the suites; pytest, pytest-asyncio and hypothesi
     class TestInboxes(conformance.InboxSuite): ...
     class TestWakings(conformance.WakingSuite): ...
     class TestContents(conformance.ContentSuite): ...
+    class TestGenerations(conformance.GenerationSuite): ...
     class TestOwnership(conformance.OwnershipSuite): ...
     class TestReopening(conformance.ReopenSuite): ...
     class TestSharing(conformance.SharingSuite): ...
@@ -34,6 +35,7 @@ A lease manager has a suite of its own, with fixtures of its own (see `conforman
 from relight.testing.conformance.build import FixedClock, Suite
 from relight.testing.conformance.commits import CommitSuite
 from relight.testing.conformance.contents import ContentSuite
+from relight.testing.conformance.generations import GenerationSuite
 from relight.testing.conformance.inboxes import InboxSuite
 from relight.testing.conformance.journals import JournalSuite
 from relight.testing.conformance.leases import LeaseSuite
@@ -48,6 +50,7 @@ __all__ = [
     "CommitSuite",
     "ContentSuite",
     "FixedClock",
+    "GenerationSuite",
     "InboxSuite",
     "JournalSuite",
     "LeaseSuite",

@@ -85,6 +85,9 @@ _EVENTS: dict[type[j.Event], st.SearchStrategy[j.AnyEvent]] = {
     j.RunCompleted: st.builds(j.RunCompleted, key=_runs, output=_payloads, blob=_blobs, at=_times),
     j.RunFailed: st.builds(j.RunFailed, key=_runs, error=_errors, at=_times),
     j.RunCancelled: st.builds(j.RunCancelled, key=_runs, reason=st.text(max_size=3), at=_times),
+    j.RunContinued: st.builds(
+        j.RunContinued, key=st.just(""), flow_hash=_digests, input=_payloads, input_blob=_blobs, at=_times
+    ),
     j.RunRetrying: st.builds(j.RunRetrying, key=_runs, attempt=_attempts, error=_errors, until=_times, at=_times),
     j.RunResumed: st.builds(j.RunResumed, key=st.just(""), at=_times),
     j.RunRecovered: st.builds(

@@ -1,0 +1,50 @@
+-- compatible since 0008
+-- Runs that live for ever: see NextGeneration in relight/ports/store.py.
+
+-- What is kept of a root's consumed messages, but for the newest that tell a repetition apart.
+CREATE FUNCTION relight.prune_inbox(p_run bigint, p_kept integer) RETURNS void LANGUAGE plpgsql
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $$
+BEGIN
+    DELETE FROM relight.inbox AS i WHERE i.run = p_run AND i.consumed AND (i.dedup IS NULL OR i.id <= (
+        SELECT k.id FROM relight.inbox AS k WHERE k.run = p_run AND k.consumed AND k.dedup IS NOT NULL
+        ORDER BY k.id DESC OFFSET p_kept LIMIT 1));
+END $$;
+
+-- The roots of these keys, whose heads the same transaction has moved on to these sequences, begin anew behind them. What begins
+-- with "a/b/" lies between that and "a/b0": the digit follows the slash. The ids of what a root has spawned begin so, too.
+CREATE FUNCTION relight.begin_generations(p_keys bigint[], p_ids text[], p_children text[], p_sequences integer[],
+    p_states bytea[], p_crcs bigint[], p_prune boolean[], p_kept integer)
+RETURNS void LANGUAGE plpgsql
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+    v_gone bigint[];
+    v_ids text[];
+BEGIN
+    INSERT INTO relight.checkpoints (run, sequence, state, crc) SELECT * FROM unnest(p_keys, p_sequences, p_states, p_crcs)
+    ON CONFLICT (run) DO UPDATE SET sequence = excluded.sequence, state = excluded.state, crc = excluded.crc;
+    DELETE FROM relight.journal AS j USING unnest(p_keys, p_sequences) AS g (key, sequence)
+    WHERE j.run = g.key AND j.sequence <= g.sequence;
+    SELECT array_agg(r.key), array_agg(r.id) INTO v_gone, v_ids
+    FROM unnest(p_ids, p_children) AS g (id, children) JOIN relight.runs AS r
+        ON r.id > g.children AND r.id < rtrim(g.children, '/') || '0' AND r.root_id = g.id;
+    DELETE FROM relight.items WHERE run_id = ANY (p_ids || v_ids);
+    IF v_gone IS NOT NULL THEN
+        DELETE FROM relight.log WHERE run = ANY (v_gone);
+        DELETE FROM relight.runs WHERE key = ANY (v_gone);
+    END IF;
+    PERFORM relight.prune_inbox(g.key, p_kept) FROM unnest(p_keys, p_prune) AS g (key, prune) WHERE g.prune;
+END $$;
+
+-- As before, and prunes the inbox.
+CREATE FUNCTION relight.checkpoint(p_id text, p_epoch bigint, p_sequence integer, p_state bytea, p_crc bigint, p_kept integer)
+RETURNS boolean LANGUAGE plpgsql
+AS $$
+BEGIN
+    IF NOT relight.checkpoint(p_id, p_epoch, p_sequence, p_state, p_crc) THEN
+        RETURN false;
+    END IF;
+    PERFORM relight.prune_inbox(r.key, p_kept) FROM relight.runs AS r WHERE r.id = p_id;
+    RETURN true;
+END $$;
