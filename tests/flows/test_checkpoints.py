@@ -9,10 +9,25 @@ from typing import Any
 
 import pytest
 
-from relight import Handle, Relight, StoreError, flow, foreach, now, parallel, random, sleep, step, uuid, wait_for
+from relight import (
+    Handle,
+    Relight,
+    StoreError,
+    StoreUnavailableError,
+    flow,
+    foreach,
+    now,
+    parallel,
+    random,
+    sleep,
+    step,
+    uuid,
+    wait_for,
+)
 from relight.model.journal import Journal
 from relight.model.replay import restore
 from relight.model.run import Status
+from tests.flows.calls import Calls, marking
 from tests.flows.world import World, until
 
 
@@ -344,3 +359,49 @@ async def test_a_run_of_3_000_steps_is_restored_from_one_checkpoint_and_a_tail(t
 @pytest.mark.timeout(600)
 async def test_a_run_of_100_000_steps_is_restored_from_one_checkpoint_and_a_tail(tmp_path: Path):
     await long_run(tmp_path / "relight.db", 100_000)
+
+
+async def test_a_commit_whose_answer_is_lost_is_recognised_beside_a_checkpoint(world: World, caplog: Any):
+    """The checkpoint is made while the commit is under way, and must leave its entries there: they are what tells that it was
+    written."""
+    calls = Calls()
+    mark = marking(calls)
+
+    @flow
+    async def twelve() -> int:
+        for n in range(12):
+            await mark(f"{n}")
+        return len(calls)
+
+    rl = await world.open(checkpoint={"every": 5})
+    store: Any = rl.services.store
+    commit, checkpoint = store.inner.commit, store.inner.checkpoint
+    written, taken = asyncio.Event(), asyncio.Event()
+    lost = 0
+
+    async def answer_lost(commits: Any) -> Any:
+        nonlocal lost
+        results = await commit(commits)
+        if not lost and any(one.after == 6 for one in commits):
+            lost += 1
+            written.set()
+            await taken.wait()
+            raise StoreUnavailableError("the answer was lost")
+        return results
+
+    async def after_that(*args: Any) -> Any:
+        result = await checkpoint(*args)
+        taken.set()
+        return result
+
+    async def read_late(ids: Any) -> Any:
+        await written.wait()
+        return await read(ids)
+
+    read = store.inner.read
+    store.inner.commit, store.inner.checkpoint, store.inner.read = answer_lost, after_that, read_late
+    run = await rl.start(twelve, id="t")
+    assert await run.result() == 12
+    assert lost == 1
+    assert calls == [f"{n}" for n in range(12)]
+    assert "RUN_FENCED" not in caplog.text

@@ -28,7 +28,7 @@ from relight import (
 from relight.model import journal as j
 from relight.model.run import MessageKind, Status
 from tests.flows.calls import Calls, finish, marking
-from tests.flows.watching import waits_for
+from tests.flows.watching import turns, waits_for
 from tests.flows.world import World, until
 
 
@@ -255,6 +255,7 @@ async def test_a_signal_whose_blob_is_being_read_when_the_flow_gives_up_on_it(wo
     await reading.wait()
     await run.signal("now")
     await until(lambda: _generation(world, "t", 2))
+    await turns(200)  # until that waits, too
     go_on.set()
     assert await run.result() == text
 

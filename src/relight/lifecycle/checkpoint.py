@@ -28,12 +28,13 @@ def begin(run: LiveRun) -> None:
 async def checkpoint(run: LiveRun) -> None:
     """One snapshot. A failure costs nothing but the chance: the journal is whole without it."""
     every = run.services.config.checkpoint.every
-    size = 0
+    size, known = 0, run.writer.sequence
     try:
         (journal,) = await run.services.store.read([run.id])
         if isinstance(journal, Exception):
             raise journal
-        folded: Journal = journal
+        # Only what this process knows to be written: a commit whose answer was lost is recognised by its entries.
+        folded = Journal(run.id, journal.checkpoint, [entry for entry in journal.entries if entry.sequence <= known])
         # In a thread: folding a hundred thousand entries must not hold up the loop that drives everything else.
         sequence, size, state = await run.services.threads.call(lambda: _fold(folded), None)
         await run.services.store.checkpoint(run.id, run.writer.epoch, sequence, state)
