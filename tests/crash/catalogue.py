@@ -34,6 +34,8 @@ SHAPES = {
     "spawned runs, parent parked": Shape("spawned_runs", PARKING, parks=True),
     "a run that others join": Shape("joined_by_others"),
     "a run that others join, parked": Shape("joined_by_others", PARKING, parks=True),
+    "generations": Shape("generations"),
+    "generations, parked": Shape("generations", PARKING),
     "sleep in memory": Shape("napping"),
     "sleep parked": Shape("napping", PARKING, parks=True),
     "signals before the crash": Shape("signals_before"),

@@ -18,6 +18,7 @@ from relight import (
     RunStateError,
     SpawnedRun,
     StepInterruptedError,
+    continue_as,
     current_step,
     flow,
     foreach,
@@ -216,6 +217,27 @@ async def spawning() -> list[list[str]]:
 async def spawned_runs(rl: Relight, life: Life) -> Any:
     ended = await life.end(await life.start(rl, spawning))
     return [ended, await life.end(await patiently(lambda: rl.get("let-go")))]
+
+
+# ---- generations
+
+
+@flow
+async def turning(turn: int, found: list[str]) -> list[str]:
+    """Each generation does a step, calls a flow, awaits one that it has spawned, and takes a signal. Some were sent before."""
+    found.append(await work(f"turn {turn}"))
+    found.append(await leaf(f"turn {turn}"))
+    child: SpawnedRun[list[str]] = await spawn(spawned, f"spawned in turn {turn}")
+    found += await child
+    found.append(f"signal {await wait_for('go', int)}")
+    return found if turn == 3 else continue_as(turn + 1, found)
+
+
+async def generations(rl: Relight, life: Life) -> Any:
+    handle = await life.start(rl, turning, 1, [])
+    for number in (1, 2, 3):
+        await _signal(life, handle, number)
+    return await life.end(handle)
 
 
 # ---- waits
