@@ -26,16 +26,15 @@
         ├── UpgradeRequiredError      a newer version of Relight has stored what this one does not understand
         └── FencedError               another owner has taken the run: this process must let go of it
 
-Two more leave a flow but are no RelightError, so that `except Exception` in a flow never swallows them:
+Three more leave a flow but are no RelightError, so that `except Exception` in a flow never swallows them:
 
     BaseException
     ├── RunCancelled                  raised in the flow at its next wait once the run is being cancelled; clean up, let it pass
+    ├── ContinueAs                    raised by continue_as(): the flow's generation ends, and the next begins
     └── Unwind                        takes a run out of memory; invisible to the flow's logic, never catch it
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 
 class RelightError(Exception):
@@ -170,7 +169,7 @@ class ContinueAs(BaseException):
     It is no failure: the run's own code catches it behind the flow's `finally` blocks. Outside a run, in a test of a flow as a
     plain function, it reaches the caller, who finds the arguments here."""
 
-    def __init__(self, arguments: tuple[Any, ...], keywords: dict[str, Any], input: bytes = b"") -> None:  # noqa: A002 - as in Run
+    def __init__(self, arguments: tuple[object, ...], keywords: dict[str, object], input: bytes = b"") -> None:  # noqa: A002 - as in Run
         super().__init__("continue_as()")
         self.arguments = arguments
         self.keywords = keywords

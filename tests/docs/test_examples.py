@@ -55,6 +55,17 @@ def test_checkout(run):
     ]
 
 
+def test_subscription(run):
+    first = run("subscription")
+    assert first == [
+        "charging Ada for basic, idempotency key ada/charge",
+        "charging Ada for gold, idempotency key ada/@2/charge",
+        "goodbye, Ada",
+        "Ada stayed for 2 months",
+        "the run is in generation 2",
+    ]
+
+
 def test_import_orders(run):
     killed = run("import_orders", "--die-at", "4", expect=-signal.SIGKILL)
     assert killed == ["extracting orders", *(f"loading {n}: ORDERS {n}" for n in range(5))]

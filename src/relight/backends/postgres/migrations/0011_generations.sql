@@ -37,8 +37,8 @@ BEGIN
     PERFORM relight.prune_inbox(g.key, p_kept) FROM unnest(p_keys, p_prune) AS g (key, prune) WHERE g.prune;
 END $$;
 
--- As before, and prunes the inbox.
-CREATE FUNCTION relight.checkpoint(p_id text, p_epoch bigint, p_sequence integer, p_state bytea, p_crc bigint, p_kept integer)
+-- A checkpoint; and prunes the inbox.
+CREATE FUNCTION relight.checkpoint_and_prune(p_id text, p_epoch bigint, p_sequence integer, p_state bytea, p_crc bigint, p_kept integer)
 RETURNS boolean LANGUAGE plpgsql
 AS $$
 BEGIN
