@@ -197,7 +197,7 @@ class _Lane:
                 part.well()
             elif recorder.wait(self):
                 self._idle = recorder.loop.create_future()
-                await self._idle
+                await part.rest(self._idle)
             else:
                 return
 
