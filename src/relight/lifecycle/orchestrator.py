@@ -36,6 +36,7 @@ class Orchestrator:
     def __init__(self, services: Services) -> None:
         self.services = services
         self.live: dict[str, LiveRun] = {}
+        self.entered: set[str] = set()  # have come into memory, and not left it in order: as `live`, but for bugs
         self.taking: set[str] = set()  # being claimed and restored right now
         self.stopping = False
         self._reserved = 0  # rooms promised to runs that are being created,
@@ -218,12 +219,14 @@ class Orchestrator:
     def enter(self, run: LiveRun) -> None:
         """The run is in memory from now on."""
         self.live[run.id] = run
+        self.entered.add(run.id)
         self.taking.discard(run.id)  # or it would have two rooms
 
     # ---- Host: what runs tell
 
     def ended(self, run: LiveRun) -> None:
         self.live.pop(run.id, None)
+        self.entered.discard(run.id)
         self._departed.set()
         self.trials.left(run.id)
         self.services.keeper.detach(run.id)
@@ -249,6 +252,7 @@ class Orchestrator:
     def left(self, run: LiveRun) -> None:
         if self.live.get(run.id) is run:
             del self.live[run.id]
+            self.entered.discard(run.id)
             self._departed.set()
             self.trials.left(run.id)
             if not run.writer.fenced:  # else its lease is another's already
