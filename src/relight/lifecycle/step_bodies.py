@@ -226,7 +226,7 @@ async def _announce(op: StepOperation, attempt: int) -> float | None:
         return None
     at = run.services.clock.now()
     deadline = None if step.timeout_seconds is None else at + step.timeout_seconds
-    run.record(StepStarted(op.key, attempt, at, deadline, fatal))
+    run.announce(StepStarted(op.key, attempt, at, deadline, fatal))
     if fatal:  # durable before it starts, or a crash would not know that it may not be repeated
         await run.settle()
     return deadline
