@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from relight.errors import CorruptionError, StoreError, UpgradeRequiredError
+from relight.errors import StoreError
 from relight.flow.payloads import record_error
-from relight.lifecycle import hold, upgrades
+from relight.lifecycle import hold, unreadable, upgrades
 from relight.lifecycle.facts import ENDINGS, facts_of, open_children
 from relight.lifecycle.run import LiveRun
 from relight.lifecycle.services import Services
@@ -27,7 +27,6 @@ from relight.model.journal import Journal
 from relight.model.lease import OwnedBy, Session
 from relight.model.replay import TreeState, restore
 from relight.model.run import Hold, Message, MessageKind, Run, RunChange, Status
-from relight.ports.store import Commit
 from relight.telemetry import Token, log
 
 if TYPE_CHECKING:
@@ -165,7 +164,7 @@ async def _restore(
             session = death.session
             known = facts_of(services, row, state=state, crashed=crashed, woken=True, session=session, resumed=resumed)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with this run, the others of the pass go on
-            await _hold_unreadable(orchestrator, row, epochs[row.id], error, inboxes[row.id])
+            await unreadable.hold(orchestrator, row, epochs[row.id], error, inboxes[row.id])
             continue
         found.append((run, state, known))
     restored = []
@@ -362,39 +361,3 @@ def _finish(run: LiveRun, state: TreeState, decision: Decision) -> None:
     }
     run.log(Token.RUN_FINISHED, decision.reason)
     hold.end(run, status, run.services.clock.now(), **fields)
-
-
-async def _hold_unreadable(
-    orchestrator: Orchestrator, row: Run, epoch: int, error: Exception, messages: list[Message]
-) -> None:
-    """The journal cannot be read, so nothing can be appended to it either: only the row says what is wrong."""
-    if isinstance(error, UpgradeRequiredError):
-        await upgrades.hold(orchestrator.services, row, epoch, error, messages)
-        orchestrator.tell(row.id)
-        return
-    known = isinstance(error, CorruptionError)
-    log(logging.ERROR, Token.JOURNAL_CORRUPT, f"run {row.id}: {error}", None if known else error)
-    what = str(error) if known else f"its journal could not be restored: {error!r}"
-    reason = f"{what}; restore the file from a backup and resume() the run, or cancel() it"
-    heard = max((message.id for message in messages), default=0)
-    status = RunChange(run_id=row.id, status=Status.PAUSED, hold=Hold.CORRUPT, reason=reason, heard=heard)
-    if any(message.kind is MessageKind.CANCEL for message in messages):
-        await _cancel_unreadable(orchestrator.services, row, epoch, f"cancelled; its journal was corrupt: {what}")
-    else:
-        await orchestrator.services.store.hold({row.id: epoch}, status)
-    orchestrator.tell(row.id)
-
-
-async def _cancel_unreadable(services: Services, row: Run, epoch: int, reason: str) -> None:
-    """One commit without entries: ended first and its parent told after, a death in between would leave that one waiting."""
-    store = services.store
-    parents = [] if row.parent_id is None else [row.parent_id]
-    commit = Commit(
-        root_id=row.id,
-        epoch=epoch,
-        after=await store.latest_sequence(row.id),
-        entries=[],
-        changes=[RunChange(run_id=row.id, status=Status.CANCELLED, reason=reason)],
-        messages=[Message.end_of(row.id, epoch, services.clock.now(), to=parent) for parent in parents],
-    )
-    await store.commit([commit])
