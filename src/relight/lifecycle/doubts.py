@@ -75,10 +75,16 @@ class Doubts:
             elif not self._arriving(run_id):
                 ours.append(row)
         crashed = {row.id: self._doubtful[row.id] for row in ours if row.id in self._doubtful}
+        failure = None
         for was_crashed in (False, True):
             some = [row for row in ours if crashed.get(row.id) is was_crashed]
-            if some:
-                await take_up(self._orchestrator, some, crashed=was_crashed)
+            try:
+                if some:
+                    await take_up(self._orchestrator, some, crashed=was_crashed)
+            except Exception as error:  # noqa: BLE001 - raised below: the others do not wait for it
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     def _arriving(self, run_id: str) -> bool:
         """Or just leaving: it may be claimed for its next life already."""

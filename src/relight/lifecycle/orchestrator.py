@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -25,7 +26,7 @@ from relight.lifecycle.trials import Trials
 from relight.lifecycle.watchers import Watcher, Watchers
 from relight.model.replay import TreeState
 from relight.model.run import Message, Run, Status
-from relight.telemetry import Token
+from relight.telemetry import Token, log
 
 ARRIVAL_SECONDS = 5.0  # when we stop: for what is being taken up or created, to let go of it with the others
 
@@ -71,9 +72,17 @@ class Orchestrator:
         runs = list(self.live.values())
         if runs:
             until = self.services.loop.time() + max(grace_seconds, hold.PARK_GRACE_SECONDS)
-            await asyncio.gather(*(self._let_go(run, grace_seconds, "its orchestrator stops") for run in runs))
+            await asyncio.gather(*(self._let_go_at_the_end(run, grace_seconds) for run in runs))
             await self._all_gone(until)
         await self.watchers.last_look()
+
+    async def _let_go_at_the_end(self, run: LiveRun, grace_seconds: float) -> None:
+        """Whatever breaks for one run, the others are let go of, and the engine closes."""
+        try:
+            await self._let_go(run, grace_seconds, "its orchestrator stops")
+        except Exception as error:  # noqa: BLE001 - a bug of ours: that run is freed with the session
+            log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {run.id}: letting go of it broke: {error!r}", error)
+            run.broke(error)
 
     async def _all_gone(self, until: float) -> None:
         """Runs that were leaving already, to be parked or paused or for a lost lease, do that in their own time."""
@@ -113,12 +122,12 @@ class Orchestrator:
 
     def take_again(self, lapsed: bool) -> None:
         """The lease is ours again. If it had lapsed, others may have claimed what is still in memory here."""
+        self.lookout.listen()
+        self.lookout.look_for_lost()
         if lapsed:
             self.overtaken.suspect()
         for run_id in self.live:
             self.services.keeper.attach(run_id)
-        self.lookout.listen()
-        self.lookout.look_for_lost()
 
     # ---- room
 

@@ -26,7 +26,7 @@ from relight.errors import RelightError, StoreUnavailableError
 from relight.lifecycle import batch_bytes
 from relight.lifecycle.broken_batches import Creation, divide
 from relight.lifecycle.floor import Floor
-from relight.lifecycle.writer import Writer
+from relight.lifecycle.writer import Writer, abandon
 from relight.ports.store import Commit, CommitResult, Committed, Store
 from relight.retry_pause import RetryPause
 from relight.supervisor import Part, Supervisor
@@ -87,8 +87,8 @@ class Recorder:
         self.wake_up()
         await asyncio.wait([part.task for part in self._parts if part.task is not None], timeout=STOP_SECONDS)
         await asyncio.gather(*(part.stop() for part in self._parts))
-        for writer in (*self.queue, *(writer for lane in self._lanes for writer in lane.batch)):
-            writer.abandon(StoreUnavailableError("Relight was stopped before this could be committed"))
+        left = [*self.queue, *(writer for lane in self._lanes for writer in lane.batch)]
+        abandon(left, StoreUnavailableError("Relight was stopped before this could be committed"))
         self.queue.clear()
 
     def wake_up(self) -> None:
@@ -208,8 +208,7 @@ class _Lane:
             self._recorder.free.remove(self)
         self._idle, self.looking = None, False
         error = RelightError(f"the recorder broke: {part.error}")
-        for writer in [writer for writer in self.batch if writer.under_way]:
-            writer.abandon(error)
+        abandon([writer for writer in self.batch if writer.under_way], error)
         for future in [future for _, future in self.creations if not future.done()]:
             future.set_exception(error)
         self.batch, self.creations = [], []
@@ -233,8 +232,7 @@ class _Lane:
             results = await self.commit(commits, creations)
         except StoreUnavailableError as error:  # given up: the process stops
             log(logging.ERROR, Token.COMMIT_FAILED, f"{error}; what {len(commits)} runs did last will be repeated")
-            for writer in writers:
-                writer.abandon(error)
+            abandon(writers, error)
         except Exception as error:  # noqa: BLE001 - a bug in a backend, or a value that it cannot write
             await divide(self, writers, commits, creations, error)
         else:
@@ -300,20 +298,19 @@ class _Lane:
         flows: list[Callable[[], None]] = []
         entries = 0
         for writer, commit, result in zip(writers, commits, results, strict=False):
-            if type(result) is Committed:
-                entries += len(commit.entries)
-                try:
+            try:
+                if type(result) is Committed:
+                    entries += len(commit.entries)
                     go_on = writer.settle(result.sequence)
-                except Exception as error:  # noqa: BLE001 - a bug of ours: the others of the batch go on
-                    log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {commit.root_id}: {error!r}", error)
-                    writer.abandon(error)
-                    go_on = None
-                if go_on is not None:
-                    flows.append(go_on)
-            else:
-                writer.fenced = True
-                writer.abandon(None)
-                writer.run.fenced(bool(commit.entries))
+                    if go_on is not None:
+                        flows.append(go_on)
+                else:
+                    writer.fenced = True
+                    writer.abandon(None)
+                    writer.run.fenced(bool(commit.entries))
+            except Exception as error:  # noqa: BLE001 - a bug of ours: the others of the batch go on
+                log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {commit.root_id}: {error!r}", error)
+                abandon([writer], error)
         self._recorder.entries += entries
         if flows:
             self._recorder.loop.call_soon(_go_on, self._recorder.floor, flows)

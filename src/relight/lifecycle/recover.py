@@ -134,13 +134,21 @@ async def _lease(services: Services, rows: list[Run]) -> list[Run]:
         if answer is None or isinstance(answer, OwnedBy):
             refused.add(row.id)
         if isinstance(answer, OwnedBy) and not keeper.leases.in_store and row.owner not in (None, answer.owner):
-            await services.store.correct_owner(row.id, row.epoch, answer.owner)
-            log(
-                logging.WARNING,
-                Token.OWNER_CORRECTED,
-                f"run {row.id}: its lease is held by {answer.owner}, not by {row.owner}; corrected",
-            )
+            await _correct_owner(services, row, answer.owner)
     return [row for row in rows if row.id not in refused]
+
+
+async def _correct_owner(services: Services, row: Run, holder: str) -> None:
+    """In the row, which named another. What breaks for one run is tried again in the next round."""
+    try:
+        await services.store.correct_owner(row.id, row.epoch, holder)
+    except StoreError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the others of the pass go on
+        log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {row.id}: correcting its owner broke: {error!r}", error)
+        return
+    what = f"run {row.id}: its lease is held by {holder}, not by {row.owner}; corrected"
+    log(logging.WARNING, Token.OWNER_CORRECTED, what)
 
 
 async def _restore(
@@ -164,21 +172,39 @@ async def _restore(
             session = death.session
             known = facts_of(services, row, state=state, crashed=crashed, woken=True, session=session, resumed=resumed)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with this run, the others of the pass go on
-            await unreadable.hold(orchestrator, row, epochs[row.id], error, inboxes[row.id])
+            await _set_aside(orchestrator, row, epochs[row.id], error, inboxes[row.id])
             continue
         found.append((run, state, known))
     restored = []
     for (run, state, _), known in zip(found, _judge(orchestrator, found, death), strict=True):
         run.recovered = int(crashed)
-        decision = decide(known)
-        if crashed and decision.action is not Action.FINISH:
-            _record_recovery(run, state, decision, known)
-        elif decision.trial_seconds:
-            _record_turn(run, decision)
-        elif known.resumed and state.crashes.count:  # by hand: it begins to count anew
-            run.writer.add(j.RunResumed("", services.clock.now()))
+        try:
+            decision = decide(known)
+            if crashed and decision.action is not Action.FINISH:
+                _record_recovery(run, state, decision, known)
+            elif decision.trial_seconds:
+                _record_turn(run, decision)
+            elif known.resumed and state.crashes.count:  # by hand: it begins to count anew
+                run.writer.add(j.RunResumed("", services.clock.now()))
+        except Exception as error:  # noqa: BLE001 - as above
+            run.writer.abandon(None)
+            run.let_go()
+            await _set_aside(orchestrator, run.row, epochs[run.id], error, inboxes[run.id])
+            continue
         restored.append(_Restored(run, state, decision, inboxes[run.id]))
     return restored
+
+
+async def _set_aside(
+    orchestrator: Orchestrator, row: Run, epoch: int, error: Exception, messages: list[Message]
+) -> None:
+    """This run cannot be taken up, and is held. If that breaks as well it stays ours, and is found by looking for lost runs."""
+    try:
+        await unreadable.hold(orchestrator, row, epoch, error, messages)
+    except StoreError:
+        raise
+    except Exception as again:  # noqa: BLE001 - the others of the pass go on
+        log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {row.id}: holding it broke: {again!r}", again)
 
 
 async def _read(
