@@ -171,6 +171,15 @@ SELECT i.id FROM runs AS r JOIN inbox AS i ON i.run = r.key WHERE r.id = ? AND i
 -- name: get_runs
 SELECT r.* FROM json_each(?) AS wanted CROSS JOIN runs AS r ON r.id = wanted.value;
 
+-- name: newer_statuses
+-- Those that a newer version has written: they begin with a number (model/formats.py). From one to the next by the index.
+WITH RECURSIVE each (status) AS (
+    SELECT min(status) FROM runs WHERE status < ':'
+    UNION ALL
+    SELECT (SELECT min(r.status) FROM runs AS r WHERE r.status > each.status AND r.status < ':') FROM each
+    WHERE each.status IS NOT NULL)
+SELECT status FROM each WHERE status IS NOT NULL;
+
 -- name: list_runs
 SELECT * FROM runs
 WHERE (created_at, id) < (:cursor_at, :cursor_id) AND created_at >= :since AND (NOT :roots_only OR root_id IS NULL)
