@@ -19,7 +19,7 @@ from relight.lifecycle.facts import facts_of
 from relight.lifecycle.run import LiveRun
 from relight.model.lease import Acquired, OwnedBy
 from relight.model.run import Run, Status
-from relight.recovery import orphans
+from relight.recovery import orphans, plan
 from relight.testing.conformance.build import created, new_run
 from tests.flows.world import World, until
 
@@ -240,6 +240,19 @@ async def test_an_orphan_that_breaks_recovery_does_not_strand_the_others(
     assert rl._recovery is not None
     await rl._recovery.round(100, starting=True)
     await crashed.recovered(rl, "bad")
+
+
+async def test_a_run_that_cannot_be_decided_on_is_in_the_plan_with_the_others(
+    waiting: Waiting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with Relight(tmp_path / "relight.db", park_after="1h") as rl:
+        await waiting.start(rl)
+        monkeypatch.setattr(plan, "facts_of", breaking(facts_of, lambda _, row, **__: str(row.id), times=10**9))
+        found = {one.run_id: one for one in await rl.plan()}
+        assert set(found) == set(waiting.names)
+        assert "BugError" in found["bad"].reason
+        assert [name for name, one in found.items() if one.stuck] == ["bad"]
+        assert "BugError" in (await rl.explain("bad")).plan.trouble
 
 
 async def test_doubts_about_some_runs_do_not_hide_those_about_others(
