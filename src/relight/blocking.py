@@ -76,7 +76,11 @@ class BlockingRelight:
         self._thread = threading.Thread(target=self._loop.run_forever, name="relight-loop", daemon=True)
 
     def open(self) -> BlockingRelight:
-        self._thread.start()
+        try:
+            self._thread.start()
+        except (RuntimeError, MemoryError) as error:
+            self._loop.close()
+            raise RelightError(f"the system refused a thread for a blocking Relight: {error}") from error
         try:
             self.call(self.relight.open())
         except BaseException:

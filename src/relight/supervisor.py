@@ -3,12 +3,12 @@
     work ── raises ──▶ reported and counted ──▶ a pause, longer each time ──▶ work, from its beginning
                             │
                             └─ MOST_FAILURES in a row, without one good round between them: `broken`
-                               the next good round after that: `mended`
+                               a good round, or a long rest, a while after that: `mended`
 
-A task is an endless coroutine function. It calls `Part.well` after each round that did what it is there for. Not every task is
-essential: what only wakes (a listener) may fail for ever, and costs latency. An outage (the store or the lease manager does
-not answer) is no fault of the task. It is said, and tried again, but never counts as broken: every process that shares the server
-has the same outage.
+A task is an endless coroutine function. It calls `Part.well` after each round that did what it is there for, and `Part.rest`
+where it may wait for work for ever. Not every task is essential: what only wakes (a listener) may fail for ever, and costs
+latency. An outage (the store or the lease manager does not answer) is no fault of the task. It is said, and tried again, but
+never counts as broken: every process that shares the server has the same outage.
 
 What broken means for the process is decided in `lifecycle/health.py`: it lets go of its lease.
 """
@@ -28,7 +28,8 @@ from relight.errors import StoreError
 from relight.retry_pause import RetryPause
 
 MOST_FAILURES = 8  # in a row; with the pauses between them, about ten seconds
-# A broken part counts as mended by a good round that comes so long after, or its process would take and lose its lease in turns.
+# A broken part counts as mended by a good round that comes so long after (or by a rest of that length), or its process would take
+# and lose its lease in turns.
 MENDED_SECONDS = 60.0
 QUIET_SECONDS = 10.0  # one that only waits for something (a listener) is well when it has done so for this long
 CANCEL_SECONDS = 0.1  # between two cancellations of one task
@@ -77,6 +78,17 @@ class Part:
             self._supervisor.back(self)
         self.in_a_row, self.outage, self.outages = 0, "", 0
         self._pause.reset()
+
+    async def rest(self, wanted: asyncio.Future[None]) -> None:
+        """There is nothing to do: until something is wanted. A part that is broken and has rested for a while counts as mended:
+        its process has let go of its lease, so no work would ever come that could show it."""
+        while self.broken and not wanted.done():
+            left = self._begun_at + MENDED_SECONDS - SYSTEM_CLOCK.monotonic()
+            if left <= 0:
+                self.well()
+            else:
+                await asyncio.wait([wanted], timeout=left)
+        await wanted
 
     @property
     def failing(self) -> bool:

@@ -20,7 +20,9 @@ from relight import (
 )
 from relight.backends.memory import MemoryStore
 from relight.clock import SYSTEM_CLOCK
-from relight.model.run import Hold, Status
+from relight.lifecycle import recover, upgrades
+from relight.model import replay
+from relight.model.run import Hold, RunChange, Status
 from tests.flows.world import until
 
 
@@ -112,3 +114,48 @@ async def changing() -> int:
         run = await rl.get("r")
         await run.resume()
         assert await run.result(timeout="60s") == 1
+
+
+async def test_a_run_held_for_an_upgrade_that_cannot_be_read_is_held_as_what_it_is(store, monkeypatch, caplog):
+    """Whoever looks whether it understands it breaks on it, and would on every look: nobody's runs would be woken any more."""
+
+    def restore(journal):
+        if journal.root_id == "bad":
+            raise KeyError("a bug that this run's journal brings out")
+        return replay.restore(journal)
+
+    @flow
+    async def listens() -> str:
+        return str(await wait_for("go"))
+
+    async with Relight(store=store, park_after="1ms") as rl:
+        runs = {name: await rl.start(listens, id=name) for name in ("bad", "good")}
+        for name, run in runs.items():
+            await until(lambda run=run: parked(run))
+            held = RunChange(run_id=name, status=Status.PAUSED, hold=Hold.UPGRADE, reason="newer", heard=0)
+            await store.hold({name: (await run.describe()).epoch}, held)
+    monkeypatch.setattr(upgrades, "restore", restore)
+    monkeypatch.setattr(recover, "restore", restore)
+    async with Relight(store=store, park_after="1ms") as rl:
+        await (await rl.get("good")).signal("go", "on")
+        assert await (await rl.get("good")).result(timeout="60s") == "on"
+        await until(lambda: held_as(rl, "bad", Hold.CORRUPT))
+        row = await rl.row("bad")
+        assert (row.status, row.owner) == (Status.PAUSED, None)
+        assert "a bug that this run's journal brings out" in row.reason
+        assert all(part.failures == 0 for part in rl.health().parts)
+        # Mended, it goes on as any corrupt one.
+        monkeypatch.undo()
+        bad = await rl.get("bad")
+        await bad.resume()
+        await bad.signal("go", "at last")
+        assert await bad.result(timeout="60s") == "at last"
+
+
+async def parked(run: Handle) -> bool:
+    row = await run.describe()
+    return row.status is Status.WAITING and row.owner is None
+
+
+async def held_as(rl: Relight, run_id: str, hold: Hold) -> bool:
+    return (await rl.row(run_id)).hold is hold

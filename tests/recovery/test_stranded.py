@@ -27,7 +27,7 @@ from relight.backends.memory import MemoryLeases, MemoryStore
 from relight.backends.sqlite.leases import SqliteLeases
 from relight.backends.sqlite.store import SqliteStore
 from relight.clock import SYSTEM_CLOCK
-from relight.errors import LeasesUnavailableError
+from relight.errors import LeasesUnavailableError, StoreUnavailableError
 from relight.flow.registry import REGISTRY
 from relight.handle import Handle
 from relight.lifecycle import lookout
@@ -182,6 +182,54 @@ async def test_a_run_that_is_ours_and_not_in_memory_is_found_by_looking(
         lost.loop.unwind("lost")
         await run.signal("go", 1)
         assert await run.result(timeout="60s") == 1
+        assert await recoveries(rl, "w") == 1  # held as poison in the end, if it is the run that brings out the bug
+
+
+async def recoveries(rl: Relight, run_id: str) -> int:
+    """How many deaths the run's journal counts."""
+    (journal,) = await rl.services.store.read([run_id])
+    assert isinstance(journal, j.Journal)
+    events = [j.decode_event(entry.event) for entry in journal.entries]
+    return sum(isinstance(event, j.RunRecovered) for event in events)
+
+
+class LosesAnswers(SqliteStore):
+    """Claims what is due, and breaks before it has said so."""
+
+    def __init__(self, path: Path, error: Exception) -> None:
+        super().__init__(path, clock=SYSTEM_CLOCK)
+        self.error: Exception | None = error
+        self.claimed: list[str] = []
+
+    async def claim_due(self, owner: str, now: float, since: float, limit: int, but: Sequence[str]) -> list[Run]:
+        rows = await super().claim_due(owner, now, since, limit, but)
+        if rows and self.error is not None:
+            self.claimed, error, self.error = [row.id for row in rows], self.error, None
+            raise error
+        return rows
+
+
+@pytest.mark.parametrize("error", [StoreUnavailableError("cut off"), KeyError("a bug")], ids=repr)
+async def test_a_claim_of_due_runs_whose_answer_is_lost_is_no_crash(tmp_path: Path, error: Exception) -> None:
+    """Nothing of them was executed. Counted, three lost answers would make suspects of them all."""
+
+    @flow
+    async def waits() -> Any:
+        return await wait_for("go")
+
+    path = tmp_path / "relight.db"
+    async with Relight(path, park_after="1ms") as before:
+        await until(parked(await before.start(waits, id="told")))
+    store = LosesAnswers(path, error)
+    async with Relight(path, drive=False) as client:
+        await client.start(waits, id="new")
+        for run_id in ("told", "new"):
+            await (await client.get(run_id)).signal("go", run_id)
+        async with Relight(store=store, lease_manager=SqliteLeases(path), recovery=FAST) as rl:
+            for run_id in ("told", "new"):
+                assert await (await rl.get(run_id)).result(timeout="60s") == run_id
+            assert store.claimed
+            assert [await recoveries(rl, run_id) for run_id in store.claimed] == [0] * len(store.claimed)
 
 
 # ---- batches

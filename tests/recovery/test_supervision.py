@@ -19,6 +19,7 @@ from relight.backends.sqlite.store import SqliteStore
 from relight.clock import SYSTEM_CLOCK
 from relight.lifecycle import lookout
 from relight.lifecycle.keeper import Keeper
+from relight.lifecycle.record import _Lane
 from relight.supervisor import Part, Supervisor, Work
 from relight.testing.servers.postgres import PostgresServer
 from tests.flows.world import until
@@ -283,6 +284,53 @@ async def test_a_process_that_cannot_keep_a_part_alive_lets_others_take_over(
         monkeypatch.setattr(supervisor, "MENDED_SECONDS", 0.0)
         await until(lambda: sick.health().ok)
         assert await sick.run(flows.works) == 10
+
+
+async def test_a_recorder_that_broke_comes_back_by_itself(
+    flows: Flows, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A process that has let go of its lease drives nothing, and starts nothing: no commit will tell that it is well again."""
+    monkeypatch.setattr(supervisor, "MOST_FAILURES", 2)
+    monkeypatch.setattr(supervisor, "MENDED_SECONDS", 0.5)
+    settle, left = _Lane.settle, [2]
+
+    def settle_or_break(self: _Lane, writers: list[Any], *rest: Any) -> None:
+        if writers and left[0]:
+            left[0] -= 1
+            raise BugError("settling")
+        settle(self, writers, *rest)
+
+    monkeypatch.setattr(_Lane, "settle", settle_or_break)
+    recovery = {"lease_ttl": "1s", "check_interval": "0.2s"}
+    async with Relight(tmp_path / "relight.db", recovery=recovery) as rl:
+        run = await rl.start(flows.works, id="r")
+        await until(lambda: any(part.broken for part in rl.health().parts))
+        assert left == [0]
+        assert await run.result(timeout="60s") == 10
+        await until(lambda: rl.health().ok)
+        assert [part.failures for part in rl.health().parts if part.name == "recorder-1"] == [2]
+
+
+async def test_a_part_that_rests_is_mended_only_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a process with a bug would take and lose its lease in turns."""
+    monkeypatch.setattr(supervisor, "MOST_FAILURES", 1)
+    kept, mended, fails = Supervisor(), asyncio.Event(), asyncio.Event()
+    fails.set()
+    kept.on_mended = lambda _: mended.set()
+
+    async def rests(part: Part) -> None:
+        if fails.is_set():
+            fails.clear()
+            raise BugError("once")
+        await part.rest(asyncio.get_running_loop().create_future())
+
+    monkeypatch.setattr(supervisor, "MENDED_SECONDS", 0.3)
+    part, begun = kept.keep("resting", rests), SYSTEM_CLOCK.monotonic()
+    await until(lambda: part.broken)
+    await until(mended.is_set)
+    assert SYSTEM_CLOCK.monotonic() - begun >= 0.3
+    assert not part.broken
+    await kept.stop()
 
 
 async def test_a_task_that_the_program_cancels_is_missed(caplog: pytest.LogCaptureFixture) -> None:

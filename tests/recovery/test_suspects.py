@@ -6,6 +6,7 @@ import asyncio
 
 from relight import Handle, Relight, flow, step
 from relight.flow.registry import REGISTRY
+from relight.lifecycle import long_steps
 from relight.model.decisions import Action
 from relight.model.journal import RunRecovered
 from relight.model.run import Status
@@ -101,6 +102,30 @@ async def test_a_suspect_that_is_long_and_innocent_passes_and_the_next_is_tried_
     world.clock.advance(300)
     for name in stuck.gates:
         assert await (await rl.get(name)).result(timeout="60s") == name
+
+
+async def test_a_long_step_of_a_suspect_is_no_progress(world: World):
+    """Announced after a second, it was: the next suspect was tried beside it, and one death counted as alone for both."""
+    stuck = Stuck(world)
+    await stuck.start(await world.open(), "a", "b")
+    rl = await stuck.crash(3)
+    await until(lambda: len(stuck.begun) == 1)
+    (waiting,) = await until(stuck.waiting)
+    (first,) = stuck.begun
+    run = rl.orchestrator.live[first]
+    before = run.writer.sequence
+    world.clock.advance(long_steps.LONG_SECONDS + 0.1)
+    await until(lambda: run.writer.sequence > before)
+    assert rl.orchestrator.trials.count() == 1
+    world.clock.advance(300)
+    await until(lambda: len(stuck.begun) == 2)
+    await run.writer.committed()
+    passed, tried = (await world.state(first)).crashes, (await world.state(waiting)).crashes
+    assert (passed.tried_with, tried.tried_with) == (0, 1)
+    stuck.begun.clear()
+    await world.crash_and_reopen()
+    await until(lambda: stuck.begun)
+    assert [(await world.state(name)).crashes.alone for name in (first, waiting)] == [0, 1]
 
 
 async def test_innocent_runs_go_on_beside_a_trial_and_a_process_that_dies_in_it_costs_the_waiting_ones_nothing(

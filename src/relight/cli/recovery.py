@@ -45,6 +45,9 @@ def incomplete(db: Database = None, limit: Limit = 100, as_json: AsJson = False)
         times = local_time(row.created_at), local_time(row.wake_at)
         table.add_row(escape(row.id), escape(row.flow), status_text(row), escape(row.owner or ""), *times)
     console.print(table if rows else "nothing is unfinished")
+    for row in rows:
+        if row.newer:
+            console.print(f"run {escape(row.id)}: {escape(row.newer)}")
 
 
 @app.command()

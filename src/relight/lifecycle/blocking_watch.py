@@ -37,8 +37,13 @@ class BlockingWatch:
 
     def start(self) -> None:
         self._loop_thread = threading.get_ident()
-        self.thread = threading.Thread(target=self._look, name="relight-watch", daemon=True)
-        self.thread.start()
+        thread = self.thread = threading.Thread(target=self._look, name="relight-watch", daemon=True)
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError):
+            self.thread = (
+                None  # the system has no thread for us: flows go on without a watch, and the next one asks again
+            )
 
     def stop(self) -> None:
         self._stopped.set()

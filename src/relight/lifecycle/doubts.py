@@ -11,6 +11,7 @@ from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
 from relight.lifecycle.recover import take_up
+from relight.model.run import Run, Status
 
 if TYPE_CHECKING:
     from relight.lifecycle.orchestrator import Orchestrator
@@ -37,14 +38,22 @@ class Doubts:
         self._doubtful.update(dict.fromkeys(run_ids, crashed))
 
     async def look_for_lost(self) -> None:
-        """Everything in our name that is not in memory."""
+        """Everything in our name that is not in memory. That counts as a crash of the run, unless it was claimed because it was
+        due, and the answer was lost: then nothing of it was executed."""
         services, after = self._orchestrator.services, None
         while True:
             rows = await services.store.list_active_roots(services.owner, after, PAGE_LIMIT)
-            self.add([row.id for row in rows if not self._orchestrator.has(row.id)], crashed=True)
+            for row in rows:
+                if not self._orchestrator.has(row.id):
+                    self.add([row.id], crashed=not self._only_claimed(row))
             if len(rows) < PAGE_LIMIT:
                 return
             after = rows[-1].id
+
+    def _only_claimed(self, row: Run) -> bool:
+        """Whether it has never been in memory here since, and its row is as `claim_due` leaves it."""
+        due = row.wake_at is not None and row.wake_at <= self._orchestrator.services.clock.now()
+        return due and row.status in (Status.PENDING, Status.WAITING) and row.id not in self._orchestrator.entered
 
     async def resolve(self) -> None:
         """Take up what is ours, as far as there is room."""
@@ -66,10 +75,16 @@ class Doubts:
             elif not self._arriving(run_id):
                 ours.append(row)
         crashed = {row.id: self._doubtful[row.id] for row in ours if row.id in self._doubtful}
+        failure = None
         for was_crashed in (False, True):
             some = [row for row in ours if crashed.get(row.id) is was_crashed]
-            if some:
-                await take_up(self._orchestrator, some, crashed=was_crashed)
+            try:
+                if some:
+                    await take_up(self._orchestrator, some, crashed=was_crashed)
+            except Exception as error:  # noqa: BLE001 - raised below: the others do not wait for it
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     def _arriving(self, run_id: str) -> bool:
         """Or just leaving: it may be claimed for its next life already."""

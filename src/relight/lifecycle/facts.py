@@ -40,6 +40,7 @@ def facts_of(
         owner=row.owner,
         hold=row.hold,
         reason=row.reason,
+        newer=row.newer,
         wake_at=row.wake_at,
         started_at=row.created_at,
         now=now,

@@ -17,26 +17,29 @@ from relight.telemetry import Token, log
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     """How an engine is. `ok` is what an alert should look at."""
 
-    ok: bool  # it drives runs (or is a client), commits are taken, and no part of it is failing
+    ok: bool  # it drives runs (or is a client), commits are taken, threads can be had, and no part of it is failing
     owner: str
     holds_lease: bool  # a client has none
     fault: str | None  # why nothing is being committed right now
     runs_in_memory: int
     abandoned_threads: int  # sync steps past their timeout, or cancelled, whose code does not end
+    waiting_for_threads: int  # sync flows and steps for which the system has no thread right now
     parts: list[PartHealth]  # the long-lived tasks, by name
 
 
 def health_of(services: Services, live: Sized) -> Health:
     """As of now. It reads memory only, so it answers also when the store does not."""
     parts = sorted((part.health for part in services.supervisor.parts.values()), key=lambda part: part.name)
-    held, fault = services.keeper.held, services.recorder.fault
+    held, fault, refused = services.keeper.held, services.recorder.fault, services.threads.refused
+    able = fault is None and not refused and not any(part.failing for part in parts)
     return Health(
-        ok=(held or not services.config.drive) and fault is None and not any(part.failing for part in parts),
+        ok=(held or not services.config.drive) and able,
         owner=services.owner,
         holds_lease=held,
         fault=fault,
         runs_in_memory=len(live),
         abandoned_threads=services.threads.abandoned,
+        waiting_for_threads=refused,
         parts=parts,
     )
 

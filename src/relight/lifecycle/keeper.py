@@ -76,6 +76,7 @@ class Keeper:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._ready: asyncio.Future[None] | None = None
+        self._over = asyncio.Event()  # on the engine's loop: the thread has nothing more to do
         self._began = False  # the session has begun, once
         self._silent = False  # it shall stop, said also before its loop is there to hear it
         self._stop, self._hurry = asyncio.Event(), asyncio.Event()
@@ -95,8 +96,12 @@ class Keeper:
         self._heir = heir
         self._engine = asyncio.get_running_loop()
         self._ready = self._engine.create_future()
-        self._thread = threading.Thread(target=self._run, name="relight-keeper", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="relight-keeper", daemon=True)
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError) as error:
+            raise LeasesUnavailableError(f"the system refused a thread for the lease keeper: {error}") from error
+        self._thread = thread
         await self._ready
 
     async def ask(
@@ -160,8 +165,9 @@ class Keeper:
             except RelightError as error:
                 log(logging.WARNING, Token.LEASE_LOST, f"the leases could not be released and will lapse: {error}")
         self.fall_silent()
-        thread = self._thread
-        await asyncio.get_running_loop().run_in_executor(None, thread.join, STOP_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._over.wait()  # and not `join` in a thread: the system may have none for that
         self._thread = None
 
     def fall_silent(self) -> None:
@@ -192,16 +198,18 @@ class Keeper:
 
     def _run(self) -> None:
         """The thread. A loop that breaks is made anew, with a new session: without one this engine would be idle for ever."""
-        while True:
-            try:
-                asyncio.run(self._live())
-            except Exception as error:  # noqa: BLE001 - see above
-                self._part.failed(error)
-            else:
-                return
-            if self._silent:
-                return
+        while not self._lived():
             threading.Event().wait(self._part.next_pause())
+        self._tell(self._over.set)
+
+    def _lived(self) -> bool:
+        """One loop, to its end. Whether it was the last."""
+        try:
+            asyncio.run(self._live())
+        except Exception as error:  # noqa: BLE001 - see `_run`
+            self._part.failed(error)
+            return self._silent
+        return True
 
     async def _live(self) -> None:
         self._loop = asyncio.get_running_loop()

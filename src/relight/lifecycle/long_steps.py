@@ -80,5 +80,5 @@ def _announce(operation: StepOperation, attempt: int) -> bool:
         return True  # nobody needs to know any more
     if run.replay is not None:
         return False  # it is done anew in the midst of replay, and nothing else is written then
-    run.record(StepStarted(operation.key, attempt, operation.began, None, False))
+    run.announce(StepStarted(operation.key, attempt, operation.began, None, False))
     return True

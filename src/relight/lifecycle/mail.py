@@ -7,11 +7,13 @@ ports/store.py), and one that another process holds hears it there.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Container, Mapping, Sequence
 
 from relight.lifecycle.run import LiveRun
 from relight.model.run import Message, MessageKind
 from relight.ports.store import Store
+from relight.telemetry import Token, log
 
 MESSAGE_LIMIT = 1000  # per pass; a full pass is followed at once by the next
 
@@ -70,7 +72,16 @@ class Mail:
     def _deliver(self, message: Message) -> bool:
         run = self._live.get(message.run_id)
         if run is not None:
-            run.deliver(message)
+            try:
+                run.deliver(message)
+            except Exception as error:  # noqa: BLE001 - a bug of ours: that run hears it when it is back, the others hear theirs now
+                log(
+                    logging.CRITICAL,
+                    Token.INTERNAL_ERROR,
+                    f"run {run.id}: message {message.id} broke: {error!r}",
+                    error,
+                )
+                run.broke(error)
             return True
         if any(message.run_id in runs for runs in self._arriving):
             self._early.setdefault(message.run_id, []).append(message)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -25,7 +26,7 @@ from relight.lifecycle.trials import Trials
 from relight.lifecycle.watchers import Watcher, Watchers
 from relight.model.replay import TreeState
 from relight.model.run import Message, Run, Status
-from relight.telemetry import Token
+from relight.telemetry import Token, log
 
 ARRIVAL_SECONDS = 5.0  # when we stop: for what is being taken up or created, to let go of it with the others
 
@@ -36,6 +37,7 @@ class Orchestrator:
     def __init__(self, services: Services) -> None:
         self.services = services
         self.live: dict[str, LiveRun] = {}
+        self.entered: set[str] = set()  # have come into memory, and not left it in order: as `live`, but for bugs
         self.taking: set[str] = set()  # being claimed and restored right now
         self.stopping = False
         self._reserved = 0  # rooms promised to runs that are being created,
@@ -70,9 +72,17 @@ class Orchestrator:
         runs = list(self.live.values())
         if runs:
             until = self.services.loop.time() + max(grace_seconds, hold.PARK_GRACE_SECONDS)
-            await asyncio.gather(*(self._let_go(run, grace_seconds, "its orchestrator stops") for run in runs))
+            await asyncio.gather(*(self._let_go_at_the_end(run, grace_seconds) for run in runs))
             await self._all_gone(until)
         await self.watchers.last_look()
+
+    async def _let_go_at_the_end(self, run: LiveRun, grace_seconds: float) -> None:
+        """Whatever breaks for one run, the others are let go of, and the engine closes."""
+        try:
+            await self._let_go(run, grace_seconds, "its orchestrator stops")
+        except Exception as error:  # noqa: BLE001 - a bug of ours: that run is freed with the session
+            log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {run.id}: letting go of it broke: {error!r}", error)
+            run.broke(error)
 
     async def _all_gone(self, until: float) -> None:
         """Runs that were leaving already, to be parked or paused or for a lost lease, do that in their own time."""
@@ -112,12 +122,12 @@ class Orchestrator:
 
     def take_again(self, lapsed: bool) -> None:
         """The lease is ours again. If it had lapsed, others may have claimed what is still in memory here."""
+        self.lookout.listen()
+        self.lookout.look_for_lost()
         if lapsed:
             self.overtaken.suspect()
         for run_id in self.live:
             self.services.keeper.attach(run_id)
-        self.lookout.listen()
-        self.lookout.look_for_lost()
 
     # ---- room
 
@@ -218,12 +228,14 @@ class Orchestrator:
     def enter(self, run: LiveRun) -> None:
         """The run is in memory from now on."""
         self.live[run.id] = run
+        self.entered.add(run.id)
         self.taking.discard(run.id)  # or it would have two rooms
 
     # ---- Host: what runs tell
 
     def ended(self, run: LiveRun) -> None:
         self.live.pop(run.id, None)
+        self.entered.discard(run.id)
         self._departed.set()
         self.trials.left(run.id)
         self.services.keeper.detach(run.id)
@@ -249,6 +261,7 @@ class Orchestrator:
     def left(self, run: LiveRun) -> None:
         if self.live.get(run.id) is run:
             del self.live[run.id]
+            self.entered.discard(run.id)
             self._departed.set()
             self.trials.left(run.id)
             if not run.writer.fenced:  # else its lease is another's already

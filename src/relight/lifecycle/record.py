@@ -8,8 +8,7 @@
 There is no timer: while one transaction is under way the next one gathers. On a store that takes several at once
 (`Store.lanes`), many queued drafts are shared out between the lanes that are free.
 
-A batch on which the store breaks (an exception that is no outage: a value it cannot write, a bug in a backend) is divided until
-the guilty commit is alone. That run is held with the error, the others go on.
+A batch on which the store breaks (an exception that is no outage) is divided: see `broken_batches.py`.
 
 A commit that fails is tried again, with a growing pause, for as long as the process lives: the drafts hold what has really
 happened (steps that ran), so dropping them would run those steps twice. Nothing that waits for them goes on meanwhile, and
@@ -25,9 +24,9 @@ from collections.abc import Callable
 
 from relight.errors import RelightError, StoreUnavailableError
 from relight.lifecycle import batch_bytes
+from relight.lifecycle.broken_batches import Creation, divide
 from relight.lifecycle.floor import Floor
-from relight.lifecycle.writer import Writer
-from relight.model.run import Hold, RunChange, Status
+from relight.lifecycle.writer import Writer, abandon
 from relight.ports.store import Commit, CommitResult, Committed, Store
 from relight.retry_pause import RetryPause
 from relight.supervisor import Part, Supervisor
@@ -36,10 +35,7 @@ from relight.telemetry import Token, log
 MAX_BATCH = 4096  # roots per transaction: bounds the burst; the rest follows at once
 WORTH_SHARING = 32  # queued drafts from which on free lanes share them out
 STOP_SECONDS = 5.0
-LONGEST_REASON = 500
 STALLED_SECONDS = 2.0  # what a commit under way may still take when there is no time left to give it again
-
-Creation = tuple[Commit, asyncio.Future[CommitResult]]
 
 
 class Recorder:
@@ -91,8 +87,8 @@ class Recorder:
         self.wake_up()
         await asyncio.wait([part.task for part in self._parts if part.task is not None], timeout=STOP_SECONDS)
         await asyncio.gather(*(part.stop() for part in self._parts))
-        for writer in (*self.queue, *(writer for lane in self._lanes for writer in lane.batch)):
-            writer.abandon(StoreUnavailableError("Relight was stopped before this could be committed"))
+        left = [*self.queue, *(writer for lane in self._lanes for writer in lane.batch)]
+        abandon(left, StoreUnavailableError("Relight was stopped before this could be committed"))
         self.queue.clear()
 
     def wake_up(self) -> None:
@@ -201,7 +197,7 @@ class _Lane:
                 part.well()
             elif recorder.wait(self):
                 self._idle = recorder.loop.create_future()
-                await self._idle
+                await part.rest(self._idle)
             else:
                 return
 
@@ -212,8 +208,7 @@ class _Lane:
             self._recorder.free.remove(self)
         self._idle, self.looking = None, False
         error = RelightError(f"the recorder broke: {part.error}")
-        for writer in [writer for writer in self.batch if writer.under_way]:
-            writer.abandon(error)
+        abandon([writer for writer in self.batch if writer.under_way], error)
         for future in [future for _, future in self.creations if not future.done()]:
             future.set_exception(error)
         self.batch, self.creations = [], []
@@ -227,78 +222,23 @@ class _Lane:
             if draft is not None:
                 self.batch.append(writer)
                 commits.append(draft)
-        await self._commit_all(self.batch, commits, creations)
+        await self.commit_all(self.batch, commits, creations)
         writers.clear()
         self.batch, self.creations = [], []
 
-    async def _commit_all(self, writers: list[Writer], commits: list[Commit], creations: list[Creation]) -> None:
+    async def commit_all(self, writers: list[Writer], commits: list[Commit], creations: list[Creation]) -> None:
         """Until the store has taken them, or it is known which one it cannot take."""
         try:
-            results = await self._commit(commits, creations)
+            results = await self.commit(commits, creations)
         except StoreUnavailableError as error:  # given up: the process stops
             log(logging.ERROR, Token.COMMIT_FAILED, f"{error}; what {len(commits)} runs did last will be repeated")
-            for writer in writers:
-                writer.abandon(error)
+            abandon(writers, error)
         except Exception as error:  # noqa: BLE001 - a bug in a backend, or a value that it cannot write
-            await self._divide(writers, commits, creations, error)
+            await divide(self, writers, commits, creations, error)
         else:
-            self._settle(writers, commits, creations, results)
+            self.settle(writers, commits, creations, results)
 
-    async def _divide(
-        self, writers: list[Writer], commits: list[Commit], creations: list[Creation], error: Exception
-    ) -> None:
-        """The store broke on these: in halves, until the guilty one is alone."""
-        log(logging.ERROR, Token.COMMIT_FAILED, f"broke on {len(commits) + len(creations)} commits: {error!r}", error)
-        if commits and creations:
-            await self._commit_all(writers, commits, [])
-            await self._commit_all([], [], creations)
-        elif len(commits) > 1:
-            half = len(commits) // 2
-            await self._commit_all(writers[:half], commits[:half], [])
-            await self._commit_all(writers[half:], commits[half:], [])
-        elif commits:
-            await self._alone(writers[0], commits[0])
-        elif len(creations) > 1:
-            half = len(creations) // 2
-            await self._commit_all([], [], creations[:half])
-            await self._commit_all([], [], creations[half:])
-        elif not creations[0][1].done():
-            creations[0][1].set_exception(error)  # whoever starts it can be told
-
-    async def _alone(self, writer: Writer, commit: Commit) -> None:
-        """The store broke on this one alone. Once more, in case that has passed; then its run is held, and leaves memory."""
-        pause = RetryPause()
-        for last in (False, False, True):
-            await pause.wait()
-            try:
-                results = await self._commit([commit], [])
-            except StoreUnavailableError as given_up:
-                writer.abandon(given_up)
-                return
-            except Exception as error:  # noqa: BLE001 - as in _commit_all
-                if last:
-                    await self._hold(writer, commit, error)
-            else:
-                self._settle([writer], [commit], [], results)
-                return
-
-    async def _hold(self, writer: Writer, commit: Commit, error: Exception) -> None:
-        """In place of what cannot be written: why."""
-        run_id, what = commit.root_id, f"{type(error).__name__}: {error}".replace("\0", "\\0")[:LONGEST_REASON]
-        reason = (
-            f"the store cannot write what this run did last ({what}); mend that, then resume() it: it does that again"
-        )
-        log(logging.CRITICAL, Token.RUN_HELD, f"run {run_id}: {reason}", error)
-        heard = writer.run.last_heard
-        change = RunChange(run_id=run_id, status=Status.PAUSED, hold=Hold.REFUSED, reason=reason, heard=heard)
-        held = Commit(root_id=run_id, epoch=commit.epoch, after=commit.after, entries=[], changes=[change])
-        try:
-            await self._commit([held], [])
-        except Exception as again:  # noqa: BLE001 - it leaves memory all the same, and is found by looking for lost runs
-            log(logging.CRITICAL, Token.COMMIT_FAILED, f"run {run_id}: it could not be held either", again)
-        writer.abandon(error)
-
-    async def _commit(self, commits: list[Commit], creations: list[Creation]) -> list[CommitResult]:
+    async def commit(self, commits: list[Commit], creations: list[Creation]) -> list[CommitResult]:
         """One batch, until the store has taken it. Creations are tried once, with the first try."""
         recorder = self._recorder
         try:
@@ -349,7 +289,7 @@ class _Lane:
         finally:
             recorder.insisting -= 1
 
-    def _settle(
+    def settle(
         self, writers: list[Writer], commits: list[Commit], creations: list[Creation], results: list[CommitResult]
     ) -> None:
         """The batch is durable: wake everybody who waited for it, in the order of the journals. The flows go on in one
@@ -358,20 +298,19 @@ class _Lane:
         flows: list[Callable[[], None]] = []
         entries = 0
         for writer, commit, result in zip(writers, commits, results, strict=False):
-            if type(result) is Committed:
-                entries += len(commit.entries)
-                try:
+            try:
+                if type(result) is Committed:
+                    entries += len(commit.entries)
                     go_on = writer.settle(result.sequence)
-                except Exception as error:  # noqa: BLE001 - a bug of ours: the others of the batch go on
-                    log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {commit.root_id}: {error!r}", error)
-                    writer.abandon(error)
-                    go_on = None
-                if go_on is not None:
-                    flows.append(go_on)
-            else:
-                writer.fenced = True
-                writer.abandon(None)
-                writer.run.fenced(bool(commit.entries))
+                    if go_on is not None:
+                        flows.append(go_on)
+                else:
+                    writer.fenced = True
+                    writer.abandon(None)
+                    writer.run.fenced(bool(commit.entries))
+            except Exception as error:  # noqa: BLE001 - a bug of ours: the others of the batch go on
+                log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {commit.root_id}: {error!r}", error)
+                abandon([writer], error)
         self._recorder.entries += entries
         if flows:
             self._recorder.loop.call_soon(_go_on, self._recorder.floor, flows)

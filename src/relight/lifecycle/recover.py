@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from relight.errors import CorruptionError, StoreError, UpgradeRequiredError
+from relight.errors import StoreError
 from relight.flow.payloads import record_error
-from relight.lifecycle import hold, upgrades
+from relight.lifecycle import hold, unreadable, upgrades
 from relight.lifecycle.facts import ENDINGS, facts_of, open_children
 from relight.lifecycle.run import LiveRun
 from relight.lifecycle.services import Services
@@ -27,7 +27,6 @@ from relight.model.journal import Journal
 from relight.model.lease import OwnedBy, Session
 from relight.model.replay import TreeState, restore
 from relight.model.run import Hold, Message, MessageKind, Run, RunChange, Status
-from relight.ports.store import Commit
 from relight.telemetry import Token, log
 
 if TYPE_CHECKING:
@@ -135,13 +134,21 @@ async def _lease(services: Services, rows: list[Run]) -> list[Run]:
         if answer is None or isinstance(answer, OwnedBy):
             refused.add(row.id)
         if isinstance(answer, OwnedBy) and not keeper.leases.in_store and row.owner not in (None, answer.owner):
-            await services.store.correct_owner(row.id, row.epoch, answer.owner)
-            log(
-                logging.WARNING,
-                Token.OWNER_CORRECTED,
-                f"run {row.id}: its lease is held by {answer.owner}, not by {row.owner}; corrected",
-            )
+            await _correct_owner(services, row, answer.owner)
     return [row for row in rows if row.id not in refused]
+
+
+async def _correct_owner(services: Services, row: Run, holder: str) -> None:
+    """In the row, which named another. What breaks for one run is tried again in the next round."""
+    try:
+        await services.store.correct_owner(row.id, row.epoch, holder)
+    except StoreError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the others of the pass go on
+        log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {row.id}: correcting its owner broke: {error!r}", error)
+        return
+    what = f"run {row.id}: its lease is held by {holder}, not by {row.owner}; corrected"
+    log(logging.WARNING, Token.OWNER_CORRECTED, what)
 
 
 async def _restore(
@@ -165,21 +172,39 @@ async def _restore(
             session = death.session
             known = facts_of(services, row, state=state, crashed=crashed, woken=True, session=session, resumed=resumed)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with this run, the others of the pass go on
-            await _hold_unreadable(orchestrator, row, epochs[row.id], error, inboxes[row.id])
+            await _set_aside(orchestrator, row, epochs[row.id], error, inboxes[row.id])
             continue
         found.append((run, state, known))
     restored = []
     for (run, state, _), known in zip(found, _judge(orchestrator, found, death), strict=True):
         run.recovered = int(crashed)
-        decision = decide(known)
-        if crashed and decision.action is not Action.FINISH:
-            _record_recovery(run, state, decision, known)
-        elif decision.trial_seconds:
-            _record_turn(run, decision)
-        elif known.resumed and state.crashes.count:  # by hand: it begins to count anew
-            run.writer.add(j.RunResumed("", services.clock.now()))
+        try:
+            decision = decide(known)
+            if crashed and decision.action is not Action.FINISH:
+                _record_recovery(run, state, decision, known)
+            elif decision.trial_seconds:
+                _record_turn(run, decision)
+            elif known.resumed and state.crashes.count:  # by hand: it begins to count anew
+                run.writer.add(j.RunResumed("", services.clock.now()))
+        except Exception as error:  # noqa: BLE001 - as above
+            run.writer.abandon(None)
+            run.let_go()
+            await _set_aside(orchestrator, run.row, epochs[run.id], error, inboxes[run.id])
+            continue
         restored.append(_Restored(run, state, decision, inboxes[run.id]))
     return restored
+
+
+async def _set_aside(
+    orchestrator: Orchestrator, row: Run, epoch: int, error: Exception, messages: list[Message]
+) -> None:
+    """This run cannot be taken up, and is held. If that breaks as well it stays ours, and is found by looking for lost runs."""
+    try:
+        await unreadable.hold(orchestrator, row, epoch, error, messages)
+    except StoreError:
+        raise
+    except Exception as again:  # noqa: BLE001 - the others of the pass go on
+        log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {row.id}: holding it broke: {again!r}", again)
 
 
 async def _read(
@@ -362,39 +387,3 @@ def _finish(run: LiveRun, state: TreeState, decision: Decision) -> None:
     }
     run.log(Token.RUN_FINISHED, decision.reason)
     hold.end(run, status, run.services.clock.now(), **fields)
-
-
-async def _hold_unreadable(
-    orchestrator: Orchestrator, row: Run, epoch: int, error: Exception, messages: list[Message]
-) -> None:
-    """The journal cannot be read, so nothing can be appended to it either: only the row says what is wrong."""
-    if isinstance(error, UpgradeRequiredError):
-        await upgrades.hold(orchestrator.services, row, epoch, error, messages)
-        orchestrator.tell(row.id)
-        return
-    known = isinstance(error, CorruptionError)
-    log(logging.ERROR, Token.JOURNAL_CORRUPT, f"run {row.id}: {error}", None if known else error)
-    what = str(error) if known else f"its journal could not be restored: {error!r}"
-    reason = f"{what}; restore the file from a backup and resume() the run, or cancel() it"
-    heard = max((message.id for message in messages), default=0)
-    status = RunChange(run_id=row.id, status=Status.PAUSED, hold=Hold.CORRUPT, reason=reason, heard=heard)
-    if any(message.kind is MessageKind.CANCEL for message in messages):
-        await _cancel_unreadable(orchestrator.services, row, epoch, f"cancelled; its journal was corrupt: {what}")
-    else:
-        await orchestrator.services.store.hold({row.id: epoch}, status)
-    orchestrator.tell(row.id)
-
-
-async def _cancel_unreadable(services: Services, row: Run, epoch: int, reason: str) -> None:
-    """One commit without entries: ended first and its parent told after, a death in between would leave that one waiting."""
-    store = services.store
-    parents = [] if row.parent_id is None else [row.parent_id]
-    commit = Commit(
-        root_id=row.id,
-        epoch=epoch,
-        after=await store.latest_sequence(row.id),
-        entries=[],
-        changes=[RunChange(run_id=row.id, status=Status.CANCELLED, reason=reason)],
-        messages=[Message.end_of(row.id, epoch, services.clock.now(), to=parent) for parent in parents],
-    )
-    await store.commit([commit])

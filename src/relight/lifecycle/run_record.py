@@ -24,7 +24,7 @@ from relight.lifecycle.replayer import Replay
 from relight.lifecycle.services import Services
 from relight.lifecycle.writer import Told, Writer
 from relight.model.blob import blob_digest, check_blob
-from relight.model.journal import NULL, Event
+from relight.model.journal import NULL, Event, StepStarted
 from relight.model.replay import Outcome, TreeState
 from relight.model.run import Hold, LogLine, Run, RunChange, Status
 from relight.ports.store import Store
@@ -39,6 +39,7 @@ class RunRecord:
     """The part of a LiveRun that writes and reads."""
 
     __slots__ = (
+        "announced",
         "blob_threshold",
         "generation",
         "id",
@@ -70,6 +71,7 @@ class RunRecord:
         self.status = row.status  # as the store has it
         self.writer = Writer(services.recorder, row.id, epoch, sequence, told)
         self.writer.checkpoint_at = sequence + services.config.checkpoint.every
+        self.announced = 0  # how many of its entries since say that an attempt has begun, which is no progress
         self.keeper = services.keeper
         self.lapses = services.keeper.lapses  # of our lease, when the run was last known to be ours
         self.max_bytes = services.config.payload.max_bytes
@@ -94,6 +96,11 @@ class RunRecord:
             if self.status is not RUNNING:
                 self.set_running()
         self.writer.add(event, operation)
+
+    def announce(self, event: StepStarted) -> None:
+        """Add an entry that says that an attempt has begun."""
+        self.record(event)
+        self.announced += 1
 
     def note(self, event: Event) -> None:
         """Add an entry that is not worth a commit of its own: it rides with the next."""

@@ -147,7 +147,7 @@ async def _attempts(op: StepOperation) -> None:
         info = StepInfo(run.run_id(op.scope.run_key), op.key, attempt, run.id)
         asked_at = run.services.clock.now()
         # First: what waits for a thread has not begun, and its time does not run.
-        slot = None if step.is_async or op.scope.holds_thread else await run.services.threads.slot()
+        slot = await run.services.threads.slot(bounded=not op.scope.holds_thread) if _needs_thread(op) else None
         try:
             if deadline is None:
                 deadline = await _announce(op, attempt)
@@ -176,6 +176,12 @@ async def _attempts(op: StepOperation) -> None:
         await run.settle()
         attempt += 1
         deadline = None
+
+
+def _needs_thread(op: StepOperation) -> bool:
+    """Whether its body needs a thread before its attempt begins. In a sync flow the flow's own does it; or another one, where the
+    body may have to be left behind."""
+    return not op.step.is_async and (not op.scope.holds_thread or op.step.timeout_seconds is not None)
 
 
 def _say_interrupted(op: StepOperation) -> None:
@@ -220,7 +226,7 @@ async def _announce(op: StepOperation, attempt: int) -> float | None:
         return None
     at = run.services.clock.now()
     deadline = None if step.timeout_seconds is None else at + step.timeout_seconds
-    run.record(StepStarted(op.key, attempt, at, deadline, fatal))
+    run.announce(StepStarted(op.key, attempt, at, deadline, fatal))
     if fatal:  # durable before it starts, or a crash would not know that it may not be repeated
         await run.settle()
     return deadline
@@ -287,6 +293,6 @@ async def _call_in_thread(op: StepOperation, info: StepInfo, slot: Slot | None) 
                 return await run.services.threads.call(body, info, slot)
             except _LapsedError:  # the slot was given back with the thread
                 await run.confirm()
-                slot = None if slot is None else await run.services.threads.slot()
+                slot = None if slot is None else await run.services.threads.slot(bounded=slot.bounded)
     finally:
         op.in_thread = False

@@ -4,6 +4,10 @@ Daemons, because a step that never returns must not keep the process from exitin
 whoever has one may have a thread execute something. Code cannot be stopped; when nobody waits for it any more (its timeout has
 passed, its run was cancelled or has left memory), its slot is given back all the same, and its thread is counted as abandoned
 until it ends: else a few steps that hang would end all sync work of the process.
+
+A system may refuse a thread ("can't start new thread"). That is a lack of room and no failure: whoever wanted one waits, until a
+thread comes free or the system gives one; it is asked again after pauses that grow. A step has its thread before its attempt
+begins, so that its time does not run meanwhile.
 """
 
 from __future__ import annotations
@@ -19,23 +23,29 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from relight.flow.scope import CURRENT, StepInfo
+from relight.retry_pause import RetryPause
 from relight.telemetry import Token, log
 
 T = TypeVar("T")
 IDLE_SECONDS = 10.0
 
 
+Worker = queue.SimpleQueue["Job | None"]  # of a thread: what it executes next; None: look again
+
+
 class Slot:
     """The right to have one thread execute something. Given back once, by whoever comes first; from any thread."""
 
-    __slots__ = ("_held", "_pool")
+    __slots__ = ("_held", "_pool", "bounded", "worker")
 
-    def __init__(self, pool: Threads) -> None:
+    def __init__(self, pool: Threads, *, bounded: bool = True) -> None:
         self._pool = pool
         self._held = True
+        self.bounded = bounded  # False: it is none of the limited number
+        self.worker: Worker | None = None  # a thread that waits for what it shall execute
 
     def release(self) -> None:
-        if self._pool.take_back(self):
+        if self._pool.take_back(self) and self.bounded:
             self._pool.pass_on()
 
     def drop(self) -> bool:
@@ -47,18 +57,23 @@ class Slot:
 class Job:
     """Something that a thread executes, with the slot it needs for that; None: it needs none."""
 
-    __slots__ = ("_abandoned", "_ended", "_pool", "_work", "slot", "what")
+    __slots__ = ("_abandoned", "_begun", "_ended", "_pool", "_work", "slot", "waits", "what")
 
     def __init__(self, pool: Threads, work: Callable[[], None], slot: Slot | None, what: str) -> None:
         self._pool = pool
         self._work: Callable[[], None] | None = work
         self.slot = slot
+        self.waits: Callable[[Worker], None] | None = None  # called with a thread, where the system had none at once
         self.what = what
-        self._abandoned = self._ended = False
+        self._abandoned = self._begun = self._ended = False
 
     def run(self) -> None:
         """In a thread, once."""
-        work, self._work = self._work, None  # or whoever keeps the job, and is kept by its work, would be garbage
+        work, self._work, self.waits = (
+            self._work,
+            None,
+            None,
+        )  # or whoever keeps the job, and is kept by its work, would be garbage
         assert work is not None
         work()
         del work
@@ -76,17 +91,22 @@ class Job:
         if self.slot is not None:
             self.slot.release()
 
+    def begin(self) -> bool:
+        """Under the pool's lock: a thread is there for it. Whether anybody still wants it."""
+        self._begun = not self._abandoned
+        return self._begun
+
     def end(self) -> bool:
         """Under the pool's lock: it has ended. Whether it had been abandoned."""
         self._ended = True
         return self._abandoned
 
     def leave(self) -> bool:
-        """Under the pool's lock: whether it is abandoned by this."""
+        """Under the pool's lock: whether code that is being executed is abandoned by this."""
         if self._ended or self._abandoned:
             return False
         self._abandoned = True
-        return True
+        return self._begun
 
 
 class Threads:
@@ -98,8 +118,12 @@ class Threads:
         self._limit = limit
         self._free = limit  # slots
         self._lock = threading.Lock()
-        self._idle: deque[queue.SimpleQueue[Job]] = deque()
+        self._idle: deque[Worker] = deque()
         self._waiting: deque[Callable[[Slot], None]] = deque()  # for a slot, in the order of asking
+        self._refused: deque[Callable[[Worker], None]] = deque()  # wait for a thread that the system has refused
+        self._refusing = False  # and it was said that it does
+        self._pause = RetryPause()  # before it is asked again
+        self._timer: asyncio.TimerHandle | None = None
 
     # ---- slots
 
@@ -112,6 +136,11 @@ class Threads:
         """How many wait for a slot."""
         return len(self._waiting)
 
+    @property
+    def refused(self) -> int:
+        """How many wait for a thread that the system has refused."""
+        return len(self._refused)
+
     def when_free(self, go: Callable[[Slot], None]) -> None:
         """Call `go` with a slot: now, or when one is given back, in whichever thread that happens."""
         with self._lock:
@@ -121,14 +150,30 @@ class Threads:
             self._free -= 1
         go(Slot(self))
 
-    async def slot(self) -> Slot:
-        """Wait for a slot."""
+    async def slot(self, *, bounded: bool = True) -> Slot:
+        """Wait for a slot, if they are bounded, and for a thread, which is kept for whoever has the slot."""
+        slot = await self._free_slot() if bounded else Slot(self, bounded=False)
+        slot.worker = self._idle_or_new()
+        if slot.worker is None:
+            given: asyncio.Future[Worker] = self.loop.create_future()
+            go = self._wait_for_worker(lambda worker: self._give(given, worker, self._rest))
+            try:
+                slot.worker = await given
+            except asyncio.CancelledError:
+                self._wait_no_more(go)
+                if given.done() and not given.cancelled():  # it came in the same moment
+                    slot.worker = given.result()
+                slot.release()
+                raise
+        return slot
+
+    async def _free_slot(self) -> Slot:
         with self._lock:
             if self._free:
                 self._free -= 1
                 return Slot(self)
             given: asyncio.Future[Slot] = self.loop.create_future()
-            self._waiting.append(lambda slot: self._give(given, slot))
+            self._waiting.append(lambda slot: self._give(given, slot, Slot.release))
         try:
             return await given
         except asyncio.CancelledError:
@@ -136,19 +181,24 @@ class Threads:
                 given.result().release()
             raise
 
-    def _give(self, given: asyncio.Future[Slot], slot: Slot) -> None:
+    def _give(self, given: asyncio.Future[T], what: T, give_back: Callable[[T], None]) -> None:
         def give() -> None:
             if given.done():  # cancelled: whoever wanted it does no more
-                slot.release()
+                give_back(what)
             else:
-                given.set_result(slot)
+                given.set_result(what)
 
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants anything any more
             self.loop.call_soon_threadsafe(give)
 
     def take_back(self, slot: Slot) -> bool:
         with self._lock:
-            return slot.drop()
+            worker, slot.worker = slot.worker, None
+            held = slot.drop()
+        if worker is not None:  # it was kept for nothing
+            self._rest(worker)
+            worker.put(None)  # it waits without a limit, perhaps
+        return held
 
     def pass_on(self) -> None:
         """A slot was given back: to the next who waits for one."""
@@ -162,6 +212,8 @@ class Threads:
     # ---- jobs
 
     def abandon(self, job: Job) -> bool:
+        if job.waits is not None:
+            self._wait_no_more(job.waits)
         with self._lock:
             left = job.leave()
             self.abandoned += left
@@ -174,23 +226,27 @@ class Threads:
             return abandoned
 
     def start(self, job: Job) -> None:
-        """Have a thread do this: an idle one, or a new one."""
-        with self._lock:
-            if self._idle:
-                self._idle.pop().put(job)
-                return
-        threading.Thread(target=self._work, args=(job,), name="relight-worker", daemon=True).start()
+        """Have a thread do this: the slot's own, an idle one, or a new one."""
+        worker = None
+        if job.slot is not None:
+            worker, job.slot.worker = job.slot.worker, None
+        if worker is None:
+            worker = self._idle_or_new()
+        if worker is None:
+            job.waits = self._wait_for_worker(lambda worker: self._hand(worker, job))
+        else:
+            self._hand(worker, job)
 
-    def _work(self, job: Job) -> None:
-        jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    def _hand(self, worker: Worker, job: Job) -> None:
+        with self._lock:
+            wanted = job.begin()
+        if wanted:
+            worker.put(job)
+        else:
+            self._rest(worker)
+
+    def _work(self, jobs: Worker) -> None:
         while True:
-            job.run()
-            slot = job.slot
-            del job  # or an idle thread would keep the last flow's objects alive
-            with self._lock:
-                self._idle.append(jobs)
-            if slot is not None:
-                slot.release()  # only now: so it is this thread that does what has waited for it
             try:
                 job = jobs.get(timeout=IDLE_SECONDS)
             except queue.Empty:
@@ -198,7 +254,80 @@ class Threads:
                     if jobs in self._idle:
                         self._idle.remove(jobs)
                         return
-                job = jobs.get()  # handed over in the last moment
+                job = jobs.get()  # handed over in the last moment, or kept for somebody
+            if job is None:
+                continue
+            job.run()
+            slot = job.slot
+            del job  # or an idle thread would keep the last flow's objects alive
+            self._rest(jobs)
+            if slot is not None:
+                slot.release()  # only now: so it is this thread that does what has waited for it
+
+    # ---- threads
+
+    def _rest(self, worker: Worker) -> None:
+        """This thread has nothing to do: for whoever has waited longest for one."""
+        with self._lock:
+            if not self._refused:
+                self._idle.append(worker)
+                return
+            go = self._refused.popleft()
+        go(worker)
+
+    def _idle_or_new(self) -> Worker | None:
+        """None: the system has no thread for us."""
+        with self._lock:
+            if self._refused:
+                return None  # others came first
+            if self._idle:
+                return self._idle.pop()
+        return self._new()
+
+    def _new(self) -> Worker | None:
+        worker: Worker = queue.SimpleQueue()
+        try:
+            threading.Thread(target=self._work, args=(worker,), name="relight-worker", daemon=True).start()
+        except (RuntimeError, MemoryError) as error:
+            with self._lock:
+                said, self._refusing = self._refusing, True
+            if not said:
+                what = f"{error}; sync code waits until there is a thread for it, trying…"
+                log(logging.ERROR, Token.THREAD_REFUSED, what)
+            return None
+        return worker
+
+    def _wait_for_worker(self, go: Callable[[Worker], None]) -> Callable[[Worker], None]:
+        """Call `go` with a thread, in whichever thread that happens."""
+        with self._lock:
+            self._refused.append(go)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(self._ask_later)
+        return go
+
+    def _wait_no_more(self, go: Callable[[Worker], None]) -> None:
+        with self._lock, contextlib.suppress(ValueError):  # it has been called
+            self._refused.remove(go)
+
+    def _ask_later(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(self._pause.next(), self._ask_again)
+
+    def _ask_again(self) -> None:
+        """On the loop: for those who wait, a thread that has come free in the moment in which they began to, or new ones."""
+        self._timer = None
+        while self._refused:
+            with self._lock:
+                worker = self._idle.pop() if self._idle else None
+            worker = worker or self._new()
+            if worker is None:
+                self._ask_later()
+                return
+            self._rest(worker)
+        self._pause.reset()
+        if self._refusing:
+            self._refusing = False
+            log(logging.WARNING, Token.THREAD_REFUSED, "nobody waits for a thread any more")
 
     async def call(self, fn: Callable[[], T], current: StepInfo | None, slot: Slot | None = None) -> T:
         """Run a sync body in a thread; CURRENT is `current` there. Cancelling the caller abandons the thread."""

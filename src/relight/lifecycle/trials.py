@@ -26,23 +26,24 @@ class Trials:
     def __init__(self, services: Services, wake: Callable[[list[Run]], None]) -> None:
         self._services = services
         self._wake = wake
-        self._tried: dict[str, tuple[LiveRun, int]] = {}  # with their last sequence when the trial began
+        self._tried: dict[str, tuple[LiveRun, int]] = {}  # with their entries when the trial began
         self._waiting: dict[str, Run] = {}
         self._timer: Timer | None = None
         self.ends_at = 0.0
 
     def count(self) -> int:
-        """How many are tried now. Those who have made progress no longer are."""
+        """How many are tried now. Those who have made progress no longer are: whose journal has grown by another entry than one
+        that announces an attempt, as it is counted there (model/crashes.py)."""
         self._tried = {
             run_id: (run, begun_at)
             for run_id, (run, begun_at) in self._tried.items()
-            if run.writer.sequence <= begun_at and not run.over and not run.writer.lost
+            if run.writer.sequence - run.announced <= begun_at and not run.over and not run.writer.lost
         }
         return len(self._tried)
 
     def begin(self, run: LiveRun, seconds: float) -> None:
         """This suspect is driven from now on."""
-        self._tried[run.id] = run, run.writer.sequence
+        self._tried[run.id] = run, run.writer.sequence - run.announced
         self._waiting.pop(run.id, None)
         self.ends_at = max(self.ends_at, self._services.clock.now() + seconds)
         self._set_timer(seconds)

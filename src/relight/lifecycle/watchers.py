@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Container
 
 from relight.model.run import Run
+from relight.telemetry import Token, log
 
 Watcher = Callable[[Run | None], None]
 
@@ -38,7 +40,10 @@ class Watchers:
 
     def tell(self, run_id: str, row: Run | None = None) -> None:
         for watcher in list(self._watchers.get(run_id, ())):
-            watcher(row)
+            try:
+                watcher(row)
+            except Exception as error:  # noqa: BLE001 - a bug of whoever watches: the others are told
+                log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {run_id}: telling of it broke: {error!r}", error)
 
     def tell_all_but(self, run_ids: Container[str]) -> None:
         """Whoever watches a run that is not one of these should look."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
@@ -10,6 +11,7 @@ from typing import Any, Protocol
 from relight.model.journal import Event, encode_event
 from relight.model.run import ItemResult, LogLine, Message, Run, RunChange
 from relight.ports.store import Commit, NextGeneration
+from relight.telemetry import Token, log
 
 
 class Queue(Protocol):
@@ -269,6 +271,17 @@ class Writer:
         _wake(waiting)
         if error is not None:
             self.run.failed()
+
+
+def abandon(writers: Iterable[Writer], error: BaseException) -> None:
+    """Each for itself: a bug that one of these runs brings out must not strand the others."""
+    for writer in writers:
+        try:
+            writer.abandon(error)
+        except Exception as broke:  # noqa: BLE001 - see above
+            log(
+                logging.CRITICAL, Token.INTERNAL_ERROR, f"run {writer.root_id}: giving up on it broke: {broke!r}", broke
+            )
 
 
 def _wake(waiters: Waiters) -> None:

@@ -12,7 +12,7 @@ from relight.model.journal import RunRecovered
 
 
 class Crashes(msgspec.Struct, frozen=True, array_like=True):
-    """Of one run. Any entry but RunRecovered is progress, and makes them none."""
+    """Of one run. Any entry but RunRecovered and StepStarted is progress, and makes them none."""
 
     count: int = 0  # deaths in a row without progress
     alone: int = 0  # of them those in which this run was the only suspect

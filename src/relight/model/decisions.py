@@ -60,6 +60,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     owner: str | None = None
     hold: Hold | None = None
     reason: str = ""
+    newer: str = ""  # what stands in its row that this version does not understand
     wake_at: float | None = None
     started_at: float = 0.0
     now: float = 0.0
@@ -160,6 +161,8 @@ def _left_alone(facts: Facts) -> Decision | None:
         return Decision(Action.LEAVE, f"it is {facts.status}")
     if facts.owner is not None and facts.owner_alive:
         return Decision(Action.LEAVE, f"it is active: {facts.owner} holds it and is alive")
+    if facts.newer:
+        return Decision(Action.LEAVE, facts.newer)
     # With an owner, that one died when it was about to go on.
     paused = facts.status is Status.PAUSED and facts.owner is None
     if not facts.policy.enabled and not facts.by_hand and not paused:

@@ -111,7 +111,7 @@ class RunChange(msgspec.Struct, kw_only=True):
 class RunFilter(msgspec.Struct, kw_only=True, frozen=True):
     """What a listing asks for. Newest first; `cursor` is the last page's `next_cursor`."""
 
-    status: tuple[Status, ...] = ()
+    status: tuple[Status, ...] = ()  # as they are read: PAUSED finds those of a newer version, too
     flow: str | None = None
     since: float | None = None  # created at or after
     parent_id: str | None = None

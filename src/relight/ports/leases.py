@@ -57,7 +57,8 @@ class LeaseManager(Protocol):
         ...
 
     async def release_all(self) -> None:
-        """End this session and free all its runs, in one operation; others are told at once (`watch_orphans`)."""
+        """End this session and free all its runs, in one operation; others are told at once (`watch_orphans`). Where the store
+        keeps the leases, a run that is freed is due at its own time, or at once if it has none, or a message."""
         ...
 
     async def get_lease(self, run_id: str) -> Lease | None:

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Sequence
 
 from relight.clock import Timer
+from relight.errors import StoreError
 from relight.lifecycle.facts import facts_of
 from relight.lifecycle.orchestrator import Orchestrator
 from relight.lifecycle.presence import Presence, is_alive, presence_of
@@ -46,8 +47,8 @@ class OrphanRecovery:
         self._orchestrator.let_go_of_all()
 
     def lease_regained(self, lapsed: bool) -> None:
-        self._orchestrator.take_again(lapsed)
         self._wanted.set()
+        self._orchestrator.take_again(lapsed)
 
     def orphans(self, orphaned: Orphaned) -> None:
         self._wanted.set()
@@ -96,9 +97,16 @@ class OrphanRecovery:
             if owner != me and (undecided := presence.look_again_at(owner)) is not None:
                 self._look_at(undecided)
         dead.sort(key=lambda owner: name_of(owner) != name_of(me))  # our own name first
-        claimed = 0
+        claimed, failure = 0, None
         for owner in dead:
-            claimed += await self._recover(owner, presence.session(owner), limit)
+            try:
+                claimed += await self._recover(owner, presence.session(owner), limit)
+            except StoreError:
+                raise
+            except Exception as error:  # noqa: BLE001 - raised below: the other owners' runs do not wait for it
+                failure = failure or error
+        if failure is not None:
+            raise failure
         await self._clear_away(presence, owners)
         self._orchestrator.lookout.look_for_held()  # whoever held one for want of its flow has told, but that may have been lost
         return claimed
@@ -150,8 +158,13 @@ class OrphanRecovery:
             after = rows[-1].id
 
     def _is_stale(self, row: Run, session: Session | None) -> bool:
-        """Asked before anything is claimed or read: with what the row and the lease tell."""
-        decision = decide(facts_of(self._services, row, crashed=True, session=session))
+        """Asked before anything is claimed or read: with what the row and the lease tell. Of a row that brings out a bug, nothing
+        is known: it is left for the next round, and the others go on."""
+        try:
+            decision = decide(facts_of(self._services, row, crashed=True, session=session))
+        except Exception as error:  # noqa: BLE001 - see above
+            log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {row.id}: deciding on it broke: {error!r}", error)
+            return False
         if decision.until is not None:
             self._look_at(decision.until)
         return decision.action is not Action.LEAVE

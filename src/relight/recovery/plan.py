@@ -128,14 +128,24 @@ async def know(services: Services, rows: list[Run]) -> list[Known]:
             trouble = str(error)
         alive = row.owner is not None and (row.owner == services.owner or presence.is_alive(row.owner))
         told = any(message.kind in ENDS_PAUSE for message in unread[row.id])
-        facts = facts_of(
-            services, row, crashed=row.owner is not None, state=state, session=session, alive=alive, ours=told
-        )
-        verdict = decide(msgspec.structs.replace(facts, owner_alive=False, woken=True))
-        if row.status is Status.PAUSED and row.hold is not Hold.USER:
-            verdict = decide(facts)  # held: it stays so
-        found.append(Known(row, session, alive, state, trouble, decide(facts), verdict, unread[row.id]))
+        try:
+            decision, verdict = _decisions(services, row, state, session, alive=alive, told=told)
+        except Exception as error:  # noqa: BLE001 - as above
+            trouble = f"deciding on it broke: {error!r}"
+            decision = verdict = Decision(Action.LEAVE, f"{trouble}; report it")
+        found.append(Known(row, session, alive, state, trouble, decision, verdict, unread[row.id]))
     return found
+
+
+def _decisions(
+    services: Services, row: Run, state: TreeState | None, session: Session | None, *, alive: bool, told: bool
+) -> tuple[Decision, Decision]:
+    """What is done with it now, and what would be if its owner were gone, or its time had come."""
+    facts = facts_of(services, row, crashed=row.owner is not None, state=state, session=session, alive=alive, ours=told)
+    decision = decide(facts)
+    if row.status is Status.PAUSED and row.hold is not Hold.USER:
+        return decision, decision  # held: it stays so
+    return decision, decide(msgspec.structs.replace(facts, owner_alive=False, woken=True))
 
 
 def planned(services: Services, known: Known) -> Planned:

@@ -14,7 +14,7 @@ from relight.backends.memory.store import MemoryStore
 from relight.clock import Clock
 from relight.errors import LeasesUnavailableError
 from relight.model.lease import Acquired, Lease, NotOwner, Orphaned, OwnedBy, Process, Released, Session
-from relight.model.run import Run, Status
+from relight.model.run import MessageKind, Run, Status
 
 
 class MemoryLeases:
@@ -114,7 +114,7 @@ class MemoryLeases:
             if run is None or run.owner != self._owner:
                 owner = None if run is None or self._fresh(run.owner) is None else run.owner
                 return NotOwner(owner)
-            _release(run)
+            self._release(run)
             return Released()
 
     async def release_all(self) -> None:
@@ -123,8 +123,16 @@ class MemoryLeases:
             self._data.sessions.pop(self._owner, None)
             for run in self._data.unfinished.values():
                 if run.owner == self._owner:
-                    _release(run)
+                    self._release(run)
         self._data.tell_watchers(self._owner)
+
+    def _release(self, run: Run) -> None:
+        """Nobody's, and due: at its time if it waits for one, else at once (a time that has passed by any clock). One that has a
+        message is due at once: nobody knows which of them its owner had heard."""
+        run.owner, run.status, run.hold, run.reason = None, Status.PENDING, None, ""
+        told = any(message.kind is not MessageKind.JOIN for message in self._data.trees[run.id].inbox)
+        if run.wake_at is None or (told and run.wake_at > run.updated_at):
+            run.wake_at = run.updated_at
 
     async def get_lease(self, run_id: str) -> Lease | None:
         self._check()
@@ -180,9 +188,3 @@ class MemoryLeases:
 def _begun(sessions: list[Session], *, fresh: bool) -> set[tuple[str, float]]:
     """Who, and since when: one that began again is another session."""
     return {(session.owner, session.started_at) for session in sessions if session.fresh is fresh}
-
-
-def _release(run: Run) -> None:
-    """Nobody's, and due: at its time if it waits for one, else at once (a time that has passed by any clock)."""
-    run.owner, run.status, run.hold, run.reason = None, Status.PENDING, None, ""
-    run.wake_at = run.updated_at if run.wake_at is None else run.wake_at

@@ -254,6 +254,8 @@ def _passing(error: BaseException) -> str | None:
         # that it is shutting down (asyncpg then takes itself to be busy). The wrong use of one looks nearly the same.
         closed = isinstance(error, asyncpg.InterfaceError) and "closed" in str(error)
         closed |= isinstance(error, asyncpg.InternalClientError) and "cannot switch to state" in str(error)
+        # asyncio looks names up in a thread, and the system may have none.
+        closed |= isinstance(error, RuntimeError) and "new thread" in str(error)
         code = type(error).__name__
         passes = closed or isinstance(error, OSError | TimeoutError)
     return f"{str(error) or 'no answer in time'} [{code}]" if passes else None

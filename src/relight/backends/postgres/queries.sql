@@ -64,6 +64,15 @@ SELECT extract(epoch FROM clock_timestamp())::double precision;
 -- name: get_runs
 SELECT * FROM relight.runs WHERE id = ANY ($1::text[]);
 
+-- name: newer_statuses
+-- Those that a newer version has written: they begin with a number (model/formats.py). From one to the next by the index.
+WITH RECURSIVE each (status) AS (
+    SELECT min(status) FROM relight.runs WHERE status < ':'
+    UNION ALL
+    SELECT (SELECT min(r.status) FROM relight.runs AS r WHERE r.status > each.status AND r.status < ':') FROM each
+    WHERE each.status IS NOT NULL)
+SELECT status FROM each WHERE status IS NOT NULL;
+
 -- name: list_runs
 -- The unary plus is how its index is written, and how the others avoid it.
 SELECT * FROM relight.runs

@@ -25,7 +25,9 @@ async def list_runs(pool: Pool, sql: dict[str, str], where: RunFilter) -> Page:
     check_filter(where)
     since = float("-inf") if where.since is None else where.since
     page = (*parse_cursor(where.cursor), since, where.roots_only, where.limit + 1)
-    statuses = list(dict.fromkeys(where.status or Status))
+    statuses: list[str] = list(dict.fromkeys(where.status or Status))
+    if Status.PAUSED in statuses:  # as which those are shown that a newer version has written
+        statuses += [status for (status,) in await pool.fetch(sql["newer_statuses"])]
     if where.parent_id is not None:
         rows = await pool.fetch(sql["list_runs_by_parent"], *page, statuses, where.flow, where.parent_id)
     elif where.flow is not None:

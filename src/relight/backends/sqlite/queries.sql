@@ -171,6 +171,15 @@ SELECT i.id FROM runs AS r JOIN inbox AS i ON i.run = r.key WHERE r.id = ? AND i
 -- name: get_runs
 SELECT r.* FROM json_each(?) AS wanted CROSS JOIN runs AS r ON r.id = wanted.value;
 
+-- name: newer_statuses
+-- Those that a newer version has written: they begin with a number (model/formats.py). From one to the next by the index.
+WITH RECURSIVE each (status) AS (
+    SELECT min(status) FROM runs WHERE status < ':'
+    UNION ALL
+    SELECT (SELECT min(r.status) FROM runs AS r WHERE r.status > each.status AND r.status < ':') FROM each
+    WHERE each.status IS NOT NULL)
+SELECT status FROM each WHERE status IS NOT NULL;
+
 -- name: list_runs
 SELECT * FROM runs
 WHERE (created_at, id) < (:cursor_at, :cursor_id) AND created_at >= :since AND (NOT :roots_only OR root_id IS NULL)
@@ -351,13 +360,16 @@ WHERE r.root_id IS NULL AND r.status NOT IN ('completed', 'failed', 'cancelled')
 
 -- name: release
 -- Nobody's, and due: at its time if it waits for one, else at once. updated_at has passed by the clock of those who look
--- for what is due, which need not be the clock of this file. A paused run with an owner was about to go on, and does.
+-- for what is due, which need not be the clock of this file. A paused run with an owner was about to go on, and does. One that
+-- has a message is due at once: nobody knows which of them its owner had heard.
 UPDATE runs SET owner = NULL, status = 'pending', hold = NULL, reason = '',
-    wake_at = coalesce(wake_at, updated_at)
+    wake_at = iif(EXISTS (SELECT 1 FROM inbox WHERE inbox.run = runs.key AND consumed = 0 AND kind <> 'join'),
+        min(coalesce(wake_at, updated_at), updated_at), coalesce(wake_at, updated_at))
 WHERE id = :id AND owner = :owner AND root_id IS NULL AND status NOT IN ('completed', 'failed', 'cancelled')
 RETURNING key;
 
 -- name: release_all
 UPDATE runs INDEXED BY runs_owned SET owner = NULL, status = 'pending', hold = NULL, reason = '',
-    wake_at = coalesce(wake_at, updated_at)
+    wake_at = iif(EXISTS (SELECT 1 FROM inbox WHERE inbox.run = runs.key AND consumed = 0 AND kind <> 'join'),
+        min(coalesce(wake_at, updated_at), updated_at), coalesce(wake_at, updated_at))
 WHERE owner = ? AND root_id IS NULL AND owner IS NOT NULL AND status IN ('pending', 'running', 'waiting', 'paused');

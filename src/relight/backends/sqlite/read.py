@@ -79,7 +79,7 @@ def list_runs(db: apsw.Connection, where: RunFilter) -> Page:
         "limit": where.limit + 1,  # one more tells whether there is a next page
         "status": None,
     }
-    statuses: set[Status | None] = set(where.status) or {None}
+    statuses: set[str | None] = set(where.status) or {None}
     if where.parent_id is not None:
         name = "list_runs_by_parent"
     elif where.flow is not None:
@@ -88,6 +88,8 @@ def list_runs(db: apsw.Connection, where: RunFilter) -> Page:
     else:
         name = "list_runs_by_status" if where.status else "list_runs"
     with snapshot(db):  # a run that changes its status between two of the queries would be listed twice or not at all
+        if Status.PAUSED in statuses:  # as which those are shown
+            statuses.update(status for (status,) in rows(db, "newer_statuses"))
         pages = [runs(db, name, bindings | {"status": status}) for status in statuses]
     merged = heapq.merge(*pages, key=lambda run: (run.created_at, run.id), reverse=True)
     found = list(merged)[: where.limit + 1]

@@ -70,9 +70,9 @@ class SqliteStore:
     async def open(self) -> None:
         refuse_path(self.path)
         self._opened = False
-        self._writer = ConnectionThread("relight-sqlite-writer", self._connect_writer, self._translate)
-        self._reader = ConnectionThread("relight-sqlite-reader", self._connect_reader, self._translate)
         try:
+            self._writer = ConnectionThread("relight-sqlite-writer", self._connect_writer, self._translate)
+            self._reader = ConnectionThread("relight-sqlite-reader", self._connect_reader, self._translate)
             # What others write from here on is news, also before anybody watches.
             await self._write(self._poll)
             self._opened = True

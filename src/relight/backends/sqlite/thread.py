@@ -61,9 +61,12 @@ class ConnectionThread:
         self._give_up = threading.Event()
         self._idle: tuple[Callable[[apsw.Connection], None], float] | None = None
         self.at_work = threading.Lock()
-        _threads.add(self)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except (RuntimeError, MemoryError) as error:
+            raise StoreUnavailableError(f"{name}: the system refused a thread: {error}") from error
+        _threads.add(self)
 
     async def call(self, job: Callable[[apsw.Connection], T]) -> T:
         if self._closed:

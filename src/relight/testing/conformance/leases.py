@@ -8,6 +8,7 @@ Fixtures to give (each test has a backing of its own, without sessions and runs)
     ttl        a short time to live, in seconds: how long a session that shall lapse takes for it
     lapse      async (manager): returns once the session of a manager of that ttl has lapsed. Advance the clock, or wait
                without heartbeats until `list_orchestrators` says that it is not fresh, or gone
+    store      where the store keeps the leases (`in_store`): that store, in which make_runs has made them
 
 and two that have a default:
 
@@ -23,7 +24,10 @@ import asyncio
 import pytest
 
 from relight.model.lease import Acquired, Lease, NotOwner, OwnedBy, Released
+from relight.model.run import Message, MessageKind, RunChange, Status
 from relight.ports.leases import LeaseManager
+from relight.ports.store import Commit, Committed, Store
+from relight.testing.conformance.build import START, run_of
 from relight.testing.conformance.lease_build import (
     ROUNDING_SECONDS,
     Elapse,
@@ -166,6 +170,39 @@ class LeaseSuite(SessionSuite):
         await take(b, run_ids)
         await a.release_all()  # nothing is left to release
         assert await owner_of(b, mine[0]) == "b#1"
+
+    @pytest.mark.parametrize("at_once", [False, True])
+    @pytest.mark.parametrize("kind", [None, MessageKind.JOIN, MessageKind.SIGNAL, MessageKind.CANCEL])
+    async def test_what_is_released_is_due_at_its_time_or_if_it_was_told_something(
+        self,
+        leases: OpenLeases,
+        make_runs: MakeRuns,
+        request: pytest.FixtureRequest,
+        kind: MessageKind | None,
+        at_once: bool,
+    ) -> None:
+        """Its owner may not have heard of it, and those who come look at what is due only."""
+        a = await leases("a#1")
+        if not a.in_store:
+            pytest.skip("a manager that does not see the runs makes none due")
+        store: Store = request.getfixturevalue("store")
+        run_id, joined = await make_runs(2)
+        (epoch,) = (await store.claim({run_id: 1}, "a#1")).values()
+        waiting = RunChange(run_id=run_id, status=Status.WAITING, owner="a#1", wake_at=START + 3600)
+        (done,) = await store.commit([Commit(root_id=run_id, epoch=epoch, after=1, entries=[b"w"], changes=[waiting])])
+        assert done == Committed(2)
+        if kind is not None:
+            await store.post([Message(run_id=run_id, kind=kind, name=joined, at=START + 5)])
+        before = await run_of(store, run_id)
+        assert (before.owner, before.wake_at) == ("a#1", START + 3600)
+        if at_once:
+            assert await a.release_lease(run_id) == Released()
+        else:
+            await a.release_all()
+        row = await run_of(store, run_id)
+        assert (row.owner, row.status) == (None, Status.PENDING)
+        told = kind not in (None, MessageKind.JOIN)
+        assert row.wake_at == (before.updated_at if told else START + 3600)
 
     async def test_a_session_that_was_released_begins_again_without_runs(
         self, leases: OpenLeases, make_runs: MakeRuns
