@@ -20,8 +20,8 @@ from relight import (
 )
 from relight.backends.memory import MemoryStore
 from relight.clock import SYSTEM_CLOCK
-from relight.model.run import Hold, Status
-from tests.flows.world import until
+from relight.model.run import Hold, Message, MessageKind, Status
+from tests.flows.world import World, until
 
 
 @pytest.fixture
@@ -112,3 +112,24 @@ async def changing() -> int:
         run = await rl.get("r")
         await run.resume()
         assert await run.result(timeout="60s") == 1
+
+
+async def test_a_run_that_was_told_something_of_a_newer_kind_is_left_to_a_newer_version(world: World):
+    """Read, and not claimed: two old versions would take it from each other for ever."""
+
+    @flow
+    async def waits() -> None:
+        await wait_for("go")
+
+    rl = await world.open()
+    run = await rl.start(waits, id="r")
+    await world.until_status("waiting", run)
+    await rl.services.store.post([Message(run_id="r", kind=MessageKind.NEWER, name="2:poke", at=0.0)])
+    rl.orchestrator.lookout.listen()
+    row = await world.until_status("paused", run)
+    assert row.hold is Hold.UPGRADE
+    await until(lambda: not rl.orchestrator.live)
+    for _ in range(3):
+        rl.orchestrator.lookout.look_for_held()
+        await rl.orchestrator.lookout.run_once()
+    assert (await world.row("r")).epoch == row.epoch

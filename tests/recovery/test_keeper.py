@@ -150,3 +150,30 @@ async def test_a_run_that_is_let_go_while_its_key_is_being_acquired_is_released(
     await until(lambda: len(leases.done) == 2)
     assert leases.done == ["acquired r1", "released r1"]
     await keeper.stop()
+
+
+class Cut(MemoryLeases):
+    """A manager that its engine may be cut off from."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore(clock=SYSTEM_CLOCK), clock=SYSTEM_CLOCK)
+        self.cut = False
+
+    async def heartbeat(self) -> bool:
+        if self.cut:
+            raise LeasesUnavailableError("cut off")
+        return await super().heartbeat()
+
+
+async def test_a_lease_that_had_lapsed_is_another_one():
+    """What was claimed under the old one may be somebody else's by now, and is asked about before it goes on."""
+    leases = Cut()
+    keeper = Keeper(leases, "a#1", Process(), 1.0)
+    await keeper.start(Nobody())
+    assert keeper.generation == 0
+    leases.cut = True
+    await until(lambda: time.monotonic() > keeper.valid_until)
+    leases.cut = False
+    await until(lambda: keeper.held)
+    assert keeper.generation == 1
+    await keeper.stop()
