@@ -170,10 +170,10 @@ async def test_a_lease_that_had_lapsed_is_another_one():
     leases = Cut()
     keeper = Keeper(leases, "a#1", Process(), 1.0)
     await keeper.start(Nobody())
-    assert keeper.generation == 0
+    assert keeper.lapses == 0
     leases.cut = True
     await until(lambda: time.monotonic() > keeper.valid_until)
     leases.cut = False
     await until(lambda: keeper.held)
-    assert keeper.generation == 1
+    assert keeper.lapses == 1
     await keeper.stop()

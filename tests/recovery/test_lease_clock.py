@@ -45,7 +45,7 @@ def test_a_lease_that_lapsed_while_a_step_blocked_the_loop_is_doubted_at_once(mo
 
 async def lapse(rl: Relight, run_id: str) -> None:
     """This process was frozen, its lease lapsed, another has claimed the run, and then the keeper woke up first."""
-    rl.services.keeper.generation += 1
+    rl.services.keeper.lapses += 1
     row = await rl.services.store.get_run(run_id)
     assert row is not None
     assert await rl.services.store.claim({run_id: row.epoch}, "somebody#else")
