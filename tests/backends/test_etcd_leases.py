@@ -287,7 +287,7 @@ async def test_frozen_for_longer_than_the_ttl(etcd, opened):
 async def test_an_etcd_that_lost_its_data_is_taken_as_it_is(own_etcd, opened, tmp_path):
     etcd = own_etcd()
     leases = await opened(endpoints=[etcd.endpoint])
-    for number in range(20):  # revisions that the empty one does not have
+    for number in range(300):  # revisions that the empty one does not have, nor gets by the deaths below
         await leases.acquire_lease([f"r{number}"])
     watch = leases.watch_orphans()
     etcd.kill()
@@ -341,6 +341,20 @@ async def test_a_watch_that_was_cut_off_tells_what_it_missed(opened, proxy, faul
     await other.release_all()
     proxy.heal()
     assert await orphans_of(watch, "b#1") == Orphaned("b#1", ("r1",))
+
+
+async def test_a_watch_that_was_cut_off_tells_nothing_twice(opened, proxy):
+    lonely, other = await opened("a#1", endpoints=[proxy.address]), await opened("b#1")
+    watch = lonely.watch_orphans()
+    third = await opened("c#1")
+    await third.release_all()
+    assert await orphans_of(watch, "c#1") == Orphaned("c#1")
+    proxy.cut()
+    await until(lambda: _refused(lonely))
+    await other.release_all()
+    proxy.heal()
+    async with asyncio.timeout(LAPSE_SECONDS):
+        assert await anext(watch) == Orphaned("b#1")
 
 
 async def _refused(leases: EtcdLeases) -> bool:

@@ -392,3 +392,34 @@ async def test_a_timer_that_is_never_waited_with_leaves_nothing_in_the_journal(w
     run = await rl.start(limited)
     assert await run.result("60s") == "over"
     assert len(await world.events(run.id)) == 2  # created, completed
+
+
+# ---- what is only noted
+
+
+async def test_a_timeout_around_a_step_that_is_abandoned_at_shutdown_keeps_its_end(world: World):
+    """Its beginning rides with the next commit, and the one that releases the run is the next."""
+    begun: list[int] = []
+
+    @step
+    async def never() -> None:
+        begun.append(1)
+        await asyncio.Event().wait()
+
+    @flow
+    async def limited() -> str:
+        try:
+            async with asyncio.timeout(1.5):
+                await never()
+        except TimeoutError:
+            return "timed out"
+        return "over"
+
+    rl = await world.open(shutdown_grace="0s")
+    run = await rl.start(limited)
+    await until(lambda: len(begun) == 1)
+    world.clock.advance(0.9)  # a step that takes a second is announced, and the note would ride with that
+    rl = await world.close_and_reopen()
+    await until(lambda: len(begun) == 2)
+    world.clock.advance(0.7)
+    assert await (await rl.get(run.id)).result(timeout="60s") == "timed out"

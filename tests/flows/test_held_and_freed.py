@@ -22,8 +22,8 @@ from relight.backends.memory import MemoryStore
 from relight.clock import SYSTEM_CLOCK
 from relight.lifecycle import recover, upgrades
 from relight.model import replay
-from relight.model.run import Hold, RunChange, Status
-from tests.flows.world import until
+from relight.model.run import Hold, Message, MessageKind, RunChange, Status
+from tests.flows.world import World, until
 
 
 @pytest.fixture
@@ -159,3 +159,24 @@ async def parked(run: Handle) -> bool:
 
 async def held_as(rl: Relight, run_id: str, hold: Hold) -> bool:
     return (await rl.row(run_id)).hold is hold
+
+
+async def test_a_run_that_was_told_something_of_a_newer_kind_is_left_to_a_newer_version(world: World):
+    """Read, and not claimed: two old versions would take it from each other for ever."""
+
+    @flow
+    async def waits() -> None:
+        await wait_for("go")
+
+    rl = await world.open()
+    run = await rl.start(waits, id="r")
+    await world.until_status("waiting", run)
+    await rl.services.store.post([Message(run_id="r", kind=MessageKind.NEWER, name="2:poke", at=0.0)])
+    rl.orchestrator.lookout.listen()
+    row = await world.until_status("paused", run)
+    assert row.hold is Hold.UPGRADE
+    await until(lambda: not rl.orchestrator.live)
+    for _ in range(3):
+        rl.orchestrator.lookout.look_for_held()
+        await rl.orchestrator.lookout.run_once()
+    assert (await world.row("r")).epoch == row.epoch

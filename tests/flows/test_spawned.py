@@ -16,7 +16,7 @@ from relight import (
     wait_for,
 )
 from relight.model import journal as j
-from relight.model.run import Hold, Message, RunChange, Status
+from relight.model.run import Hold, Message, MessageKind, RunChange, Status
 from relight.ports.store import Commit, Committed
 from tests.flows.calls import Calls, NoStockError, finish, marking
 from tests.flows.world import World, until
@@ -359,3 +359,23 @@ async def test_a_spawned_run_awaited_twice_and_by_two_branches(world: World):
 
 async def exists(world: World, run_id: str) -> bool:
     return bool(await world.rl.services.store.get_runs([run_id]))
+
+
+async def test_joining_a_run_that_ends_in_that_moment(world: World, monkeypatch: pytest.MonkeyPatch):
+    """It was under way when it was looked at, and has ended when it is asked to tell of its end: nobody will."""
+    ship, order = shipping()
+    rl = await world.open()
+    shared = await rl.start(ship, id="s")
+    await world.until_status("waiting", shared)
+    store = rl.services.store
+    post = store.post
+
+    async def too_late(messages: list[Message]) -> Any:
+        if messages[0].kind is MessageKind.JOIN:
+            monkeypatch.undo()
+            await shared.signal("go", "shipped")
+            await shared.result(timeout="60s")
+        return await post(messages)
+
+    monkeypatch.setattr(store, "post", too_late, raising=False)
+    assert await (await rl.start(order, id="o")).result(timeout="60s") == "shipped"

@@ -20,6 +20,7 @@ from relight import (
 )
 from relight.errors import DefinitionError
 from relight.lifecycle import lookout
+from relight.model.run import Message, MessageKind
 from relight.testing.clock import START
 from tests.flows.watching import waits_for
 from tests.flows.world import World, until
@@ -441,3 +442,54 @@ async def test_sleeping_parking_and_waking_in_real_time():
         run = await rl.start(rest)
         assert await run.result("60s") == "rested"
     assert calls == 2, "it was parked, and replayed"
+
+
+async def test_signals_are_heard_in_the_order_of_their_posting_whoever_posted_them(world: World):
+    """The first is another process's, and this one has not been told of it yet when it posts the second."""
+
+    @flow
+    async def waiting() -> list[int]:
+        return [await wait_for("number", int), await wait_for("number", int)]
+
+    rl = await world.open()
+    run = await rl.start(waiting, id="r")
+    await world.until_status("waiting", run)
+    first = Message(run_id="r", kind=MessageKind.SIGNAL, name="number", payload=b"1", at=world.clock.now())
+    await rl.services.store.post([first])
+    await run.signal("number", 2)
+    assert await run.result(timeout="60s") == [1, 2]
+
+
+async def test_a_signal_that_is_still_being_read_when_its_wait_is_given_up_is_for_the_next(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    large, asked, given_up, gate = "x" * 2000, asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    @flow
+    async def changes_its_mind() -> str:
+        waiting = asyncio.create_task(wait_for("text", str))
+        await wait_for("stop")
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        given_up.set()
+        return await wait_for("text", str)  # type: ignore[no-any-return]
+
+    rl = await world.open(payload_blob_threshold=1000)
+    run = await rl.start(changes_its_mind)
+    await until(lambda: waits_for(world, run, "text"))
+    await until(lambda: waits_for(world, run, "stop"))
+    store = rl.services.store
+    get_blob = store.get_blob
+
+    async def slow(digest: str) -> Any:
+        asked.set()
+        await gate.wait()
+        return await get_blob(digest)
+
+    monkeypatch.setattr(store, "get_blob", slow, raising=False)
+    await run.signal("text", large)
+    await asked.wait()
+    await run.signal("stop")
+    await given_up.wait()
+    gate.set()
+    assert await run.result(timeout="60s") == large

@@ -1,10 +1,12 @@
-"""The keeper's end: nobody waits for it in vain, and nothing of it is left behind."""
+"""The keeper: from when its lease counts, whose run keys it has; its end, for which nobody waits in vain."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import threading
+import time
+from collections.abc import Sequence
 
 import pytest
 
@@ -12,7 +14,9 @@ from relight import Relight
 from relight.backends.memory import MemoryLeases, MemoryStore
 from relight.clock import SYSTEM_CLOCK
 from relight.errors import LeasesUnavailableError
-from relight.model.lease import Lease
+from relight.lifecycle.heir import Nobody
+from relight.lifecycle.keeper import Keeper
+from relight.model.lease import Acquired, Lease, NotOwner, OwnedBy, Process, Released
 from relight.supervisor import Supervisor
 from tests.flows.world import until
 
@@ -75,3 +79,101 @@ async def test_a_task_that_swallows_a_cancellation_is_cancelled_again():
         await part.stop()
     assert part.task is not None
     assert part.task.cancelled()
+
+
+# ---- how long a lease counts
+
+
+class Late(MemoryLeases):
+    """A manager whose answers to heartbeats are long on their way."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore(clock=SYSTEM_CLOCK), clock=SYSTEM_CLOCK)
+        self.arrived: list[float] = []
+
+    async def heartbeat(self) -> bool:
+        begun = await super().heartbeat()
+        self.arrived.append(time.monotonic())
+        while time.monotonic() < self.arrived[-1] + 0.1:  # noqa: ASYNC110 - the time that an answer takes is the point
+            await asyncio.sleep(0.01)
+        return begun
+
+
+async def test_a_lease_counts_from_when_its_heartbeat_was_sent():
+    """By the manager's clock it has counted since the heartbeat arrived. Counted from the answer, it would be believed in longer
+    than others wait for it."""
+    leases = Late()
+    keeper = Keeper(leases, "a#1", Process(), 1.5)
+    await keeper.start(Nobody())
+    first = keeper.valid_until
+    await until(lambda: keeper.valid_until > first)  # as the first heartbeat and as every other one
+    arrived, until_when = list(leases.arrived), keeper.valid_until
+    await keeper.stop()
+    assert first <= arrived[0] + 1.5
+    assert until_when <= arrived[-1] + 1.5
+
+
+# ---- run keys, where leases are not the store's
+
+
+class Elsewhere(MemoryLeases):
+    """Keeps run keys apart from the store, and is slow at it."""
+
+    in_store = False
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore(clock=SYSTEM_CLOCK), clock=SYSTEM_CLOCK)
+        self.done: list[str] = []
+        self.asked, self.answer = threading.Event(), threading.Event()
+
+    async def acquire_lease(self, run_ids: Sequence[str]) -> dict[str, Acquired | OwnedBy]:
+        self.asked.set()
+        while not self.answer.is_set():  # noqa: ASYNC110 - set by another thread
+            await asyncio.sleep(0.001)
+        self.done += [f"acquired {run_id}" for run_id in run_ids]
+        return {run_id: Acquired() for run_id in run_ids}
+
+    async def release_lease(self, run_id: str) -> Released | NotOwner:
+        self.done.append(f"released {run_id}")
+        return Released()
+
+
+async def test_a_run_that_is_let_go_while_its_key_is_being_acquired_is_released():
+    """Else its key would stay with this session, and keep others from the run, for as long as this process lives."""
+    leases = Elsewhere()
+    keeper = Keeper(leases, "a#1", Process(), 30.0)
+    await keeper.start(Nobody())
+    keeper.attach("r1")
+    await until(leases.asked.is_set)
+    keeper.detach("r1")
+    leases.answer.set()
+    await until(lambda: len(leases.done) == 2)
+    assert leases.done == ["acquired r1", "released r1"]
+    await keeper.stop()
+
+
+class Cut(MemoryLeases):
+    """A manager that its engine may be cut off from."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore(clock=SYSTEM_CLOCK), clock=SYSTEM_CLOCK)
+        self.cut = False
+
+    async def heartbeat(self) -> bool:
+        if self.cut:
+            raise LeasesUnavailableError("cut off")
+        return await super().heartbeat()
+
+
+async def test_a_lease_that_had_lapsed_is_another_one():
+    """What was claimed under the old one may be somebody else's by now, and is asked about before it goes on."""
+    leases = Cut()
+    keeper = Keeper(leases, "a#1", Process(), 1.0)
+    await keeper.start(Nobody())
+    assert keeper.lapses == 0
+    leases.cut = True
+    await until(lambda: time.monotonic() > keeper.valid_until)
+    leases.cut = False
+    await until(lambda: keeper.held)
+    assert keeper.lapses == 1
+    await keeper.stop()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
 from relight import Relight, flow, step
+from tests.flows.world import World, until
 
 
 def test_a_lease_that_lapsed_while_a_step_blocked_the_loop_is_doubted_at_once(monkeypatch: pytest.MonkeyPatch):
@@ -36,3 +38,73 @@ def test_a_lease_that_lapsed_while_a_step_blocked_the_loop_is_doubted_at_once(mo
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
     assert found == [(False, True)]
+
+
+# ---- who claims a run while we do not look
+
+
+async def lapse(rl: Relight, run_id: str) -> None:
+    """This process was frozen, its lease lapsed, another has claimed the run, and then the keeper woke up first."""
+    rl.services.keeper.lapses += 1
+    row = await rl.services.store.get_run(run_id)
+    assert row is not None
+    assert await rl.services.store.claim({run_id: row.epoch}, "somebody#else")
+
+
+async def test_a_step_asks_whose_its_run_is_if_the_lease_lapsed_while_it_waited_for_a_thread(world: World):
+    ran: list[int] = []
+
+    @step
+    def work() -> None:
+        ran.append(1)
+
+    @flow
+    async def works() -> None:
+        await work()
+
+    rl = await world.open(max_threads=1)
+    slot = await rl.services.threads.slot()
+    await rl.start(works, id="r")
+    await until(lambda: rl.services.threads.wanted == 1)
+    await lapse(rl, "r")
+    slot.release()
+    await until(lambda: not rl.orchestrator.live)
+    assert ran == []
+
+
+async def test_a_step_asks_whose_its_run_is_if_the_lease_lapsed_while_it_was_taken_up(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    """Between the claim and the first step nothing is committed: what counts is the lease under which it was claimed."""
+    ran: list[int] = []
+
+    @step
+    async def work() -> None:
+        ran.append(1)
+        await asyncio.Event().wait()
+
+    @flow
+    async def works() -> None:
+        await work()
+
+    rl = await world.open(shutdown_grace="0s")
+    run = await rl.start(works, id="r")
+    await until(lambda: ran)
+    await run.pause()
+    await world.until_status("paused", run)
+    await until(lambda: not rl.orchestrator.live)
+    store = rl.services.store
+    read, lapsed = store.read, asyncio.Event()
+
+    async def reading(ids: Any) -> Any:
+        monkeypatch.undo()
+        found = await read(ids)
+        await lapse(rl, "r")
+        lapsed.set()
+        return found
+
+    monkeypatch.setattr(store, "read", reading, raising=False)
+    await run.resume()
+    await lapsed.wait()
+    await until(lambda: not rl.orchestrator.live and not rl.orchestrator.taking)
+    assert ran == [1]

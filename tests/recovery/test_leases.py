@@ -16,6 +16,7 @@ from relight.clock import SYSTEM_CLOCK
 from relight.errors import LeasesUnavailableError
 from relight.flow.registry import Registry
 from relight.lifecycle.run import LiveRun
+from relight.model.lease import Orphaned
 from relight.model.run import Hold, Status
 from relight.ports.store import Commit, CommitResult, Fenced
 from relight.process import bury
@@ -405,3 +406,45 @@ async def test_a_run_that_is_fenced_by_nobody_goes_on(engines: Engines, monkeypa
     assert work.begun == 2
     assert engines.store.commit == commit
     assert await rl.run(work.flow) == 7, "its room is free again"
+
+
+async def test_who_has_its_lease_again_looks_for_orphans_at_once(engines: Engines):
+    """It was told of them while it could claim nothing, and is not told again."""
+    work = Work()
+    a = await engines.start("a", recovery={"check_interval": "1h"})
+    b = await engines.start("b")
+    run = await b.start(work.flow, id="r")
+    await until(lambda: work.begun == 1)
+    recovery = a._recovery
+    assert recovery is not None
+    told, orphans = list[str](), recovery.orphans
+
+    def telling(orphaned: Orphaned) -> None:
+        orphans(orphaned)
+        told.append(orphaned.owner)
+
+    recovery.orphans = telling  # type: ignore[method-assign]
+    engines.leases["a"].cut = True
+    await until(lambda: not a.services.keeper.held)
+    b.services.keeper.fall_silent()
+    await until(lambda: b.services.owner in told)
+    await until(lambda: not recovery._wanted.is_set())  # and it has looked, in vain
+    assert (await a.row("r")).owner == b.services.owner
+    engines.leases["a"].cut = False
+    await until(owner_is(a, "r", "a"))
+    work.gate.set()
+    assert await run.result(timeout="60s") == 7
+
+
+async def test_where_not_even_we_are_listed_nobody_is_taken_for_dead(engines: Engines):
+    """As after a restore: the sessions are gone, and everybody lives."""
+    work = Work()
+    a, b = await engines.start("a"), await engines.start("b")
+    await b.start(work.flow, id="r")
+    await until(lambda: work.begun == 1)
+    assert a._recovery is not None
+    await a._recovery.settled.wait()
+    for leases in engines.leases.values():
+        leases.cut = True  # or a heartbeat would list them again
+    engines.store.data.sessions.clear()
+    assert await a._recovery.round(100) == 0

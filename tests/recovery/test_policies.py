@@ -14,6 +14,7 @@ from relight.model.decisions import Action
 from relight.model.replay import restore
 from relight.model.run import Hold, Status
 from relight.ports.store import Commit, Committed
+from relight.recovery.orphans import OrphanRecovery
 from tests.flows.world import World, until
 
 
@@ -231,3 +232,16 @@ async def test_starting_a_run_again_while_it_is_being_recovered(world: World):
         await world.close()
         REGISTRY.remove("work")
         REGISTRY.remove("part")
+
+
+async def test_of_two_times_at_which_a_look_is_worth_it_the_earlier_one_counts(world: World):
+    """Whichever is met first: the look that it brings finds the other."""
+    rl = await world.open()
+    recovery, now = OrphanRecovery(rl.orchestrator), world.clock.now()
+    for when in (now + 100, now + 10, now + 50):
+        recovery._look_at(when)
+    world.clock.advance(9)
+    assert not recovery._wanted.is_set()
+    world.clock.advance(1)
+    assert recovery._wanted.is_set()
+    await recovery.stop()

@@ -337,6 +337,48 @@ async def test_a_bug_that_one_run_of_a_batch_brings_out_strands_nobody(monkeypat
         assert broken
 
 
+class TwoLanes(MemoryStore):
+    """Takes two batches at once, and is slow at both."""
+
+    lanes = 2
+
+    def __init__(self) -> None:
+        super().__init__(clock=SYSTEM_CLOCK)
+        self.under_way: list[str] = []
+        self.clashes: list[str] = []
+
+    async def commit(self, commits: Sequence[Commit]) -> list[CommitResult]:
+        roots = [commit.root_id for commit in commits]
+        self.clashes += [root for root in roots if root in self.under_way]
+        self.under_way += roots
+        for _ in range(5):
+            await asyncio.sleep(0)
+        for root in roots:
+            self.under_way.remove(root)
+        return await super().commit(commits)
+
+
+async def test_no_run_is_in_two_batches_at_once() -> None:
+    """The second would not continue where the first ends, and be taken for a stale owner's."""
+
+    @step
+    async def work(number: int) -> int:
+        for _ in range(number):
+            await asyncio.sleep(0)
+        return number
+
+    @flow
+    async def works() -> int:
+        return sum(await asyncio.gather(*(work(number) for number in range(20))))
+
+    store = TwoLanes()
+    async with Relight(store=store, lease_manager=MemoryLeases(store, clock=SYSTEM_CLOCK)) as rl:
+        runs = [await rl.start(works) for _ in range(4)]
+        assert [await run.result(timeout="60s") for run in runs] == [190] * 4
+        assert store.clashes == []
+        assert rl.metrics.value("relight_fenced_writes_total") == 0
+
+
 # ---- ends
 
 
@@ -420,6 +462,30 @@ async def test_bringing_up_a_row_tells_whoever_waits_for_it() -> None:
     async with Relight(store=store) as rl:
         assert "sold" in await (await rl.get("p")).result(timeout="60s")
         assert (await (await rl.get(child.id)).describe()).reason == "sold"
+
+
+async def test_a_child_that_is_cancelled_with_a_journal_that_cannot_be_read_tells_its_parent(world: World) -> None:
+    @flow
+    async def below() -> None:
+        await wait_for("never")
+
+    @flow
+    async def above() -> str:
+        child = await spawn(below, id="below")
+        try:
+            await child
+        except RunCancelledError as error:
+            return error.reason
+        return "nothing"
+
+    rl = await world.open()
+    run = await rl.start(above, id="above")
+    await until(lambda: world.rl.services.store.get_run("below"))
+    await world.park(await rl.get("below"))
+    await world.park(run)
+    world.damage("below", 1)
+    await (await rl.get("below")).cancel("sold")
+    assert "cancelled; its journal was corrupt" in await run.result(timeout="60s")
 
 
 # ---- room

@@ -368,3 +368,20 @@ async def test_everybody_can_see_that_an_owner_is_in_trouble(
             return not (await client.explain("r")).owner_trouble
 
         await until(well)
+
+
+def test_a_broken_part_is_mended_by_a_good_round_that_comes_long_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the first one, its process would take and lose its lease in turns."""
+    made, said = Supervisor(lambda *_: None), list[str]()
+    made.on_broken = lambda part: said.append(f"{part.name} is broken")
+    made.on_mended = lambda part: said.append(f"{part.name} is mended")
+    part = made.part("lookout")
+    for _ in range(supervisor.MOST_FAILURES):
+        part.failed(BugError("again"))
+    part.well()
+    assert part.broken
+    assert said == ["lookout is broken"]
+    monkeypatch.setattr(supervisor, "MENDED_SECONDS", 0.0)
+    part.well()
+    assert not part.broken
+    assert said == ["lookout is broken", "lookout is mended"]

@@ -186,3 +186,14 @@ async def test_a_run_that_a_person_resumes_begins_to_count_anew(world: World):
 
 async def _counts(world: World, run_id: str, crashes: int) -> bool:
     return (await world.state(run_id)).crashes.count == crashes
+
+
+async def test_a_death_is_no_run_s_alone_while_others_of_that_owner_are_still_to_be_looked_at(world: World):
+    """They come in passes; the first pass is not all there is."""
+    stuck = Stuck(world)
+    await stuck.start(await world.open(), "a", "b")
+    await stuck.crash(1, {"max_startup_recovery": 1})
+    await until(lambda: len(stuck.begun) == 2)
+    for name in ("a", "b"):
+        crashes = (await world.state(name)).crashes
+        assert (crashes.count, crashes.alone) == (1, 0)

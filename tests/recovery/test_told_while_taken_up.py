@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from relight import flow, sleep, step
+from relight import flow, sleep, step, wait_for
 from relight.model.run import Message, MessageKind, Status
 from tests.flows.world import World, until
 
@@ -43,3 +43,27 @@ async def test_a_pause_that_was_taken_back_is_not_done_for_being_heard_of_twice(
 async def _ended_or_paused(world: World, rl: Any) -> bool:
     row = await rl.row("r")
     return row.status.terminal or (row.status is Status.PAUSED and not rl.orchestrator.live)
+
+
+async def test_a_signal_that_comes_after_the_look_into_the_inbox_is_heard(world: World, monkeypatch: Any):
+    """It was passed on when the run was not in memory yet, and is not passed on again."""
+
+    @flow
+    async def waiting() -> list[int]:
+        return [await wait_for("first", int), await wait_for("second", int)]
+
+    rl = await world.open()
+    run = await rl.start(waiting, id="r")
+    await world.park(run)
+    store = rl.services.store
+    read = store.inbox
+
+    async def inbox(ids: Any) -> list[Message]:
+        monkeypatch.undo()
+        found = await read(ids)
+        await run.signal("second", 2)
+        return found  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(store, "inbox", inbox, raising=False)
+    await run.signal("first", 1)
+    assert await run.result(timeout="60s") == [1, 2]

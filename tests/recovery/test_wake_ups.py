@@ -1,0 +1,128 @@
+"""Nobody waits for a poll who can be woken. The polls mend lost hints: here they come once an hour, so that a wake-up which was
+forgotten in the code shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from relight import Relight, RunCancelledError, flow, spawn, wait_for
+from relight.backends.memory import MemoryLeases, MemoryStore
+from relight.clock import SYSTEM_CLOCK
+from relight.errors import StoreUnavailableError
+from relight.lifecycle import lookout
+from relight.model import journal as j
+from relight.model.journal import Journal
+from relight.ports.store import Commit, CommitResult
+from tests.flows.world import until
+
+
+@pytest.fixture(autouse=True)
+def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookout, "CHECK_SECONDS", 3600.0)
+    monkeypatch.setattr(lookout, "LOST_SECONDS", 3600.0)
+
+
+class Unreliable(MemoryStore):
+    """Answers get lost, once each."""
+
+    def __init__(self) -> None:
+        super().__init__(clock=SYSTEM_CLOCK)
+        self.loses_creation = self.refuses_read = False
+
+    async def commit(self, commits: Sequence[Commit]) -> list[CommitResult]:
+        results = await super().commit(commits)
+        if self.loses_creation and any(commit.create is not None for commit in commits):
+            self.loses_creation = False
+            raise StoreUnavailableError("the answer was lost")
+        return results
+
+    async def read(self, root_ids: Sequence[str]) -> list[Journal | Exception]:
+        if self.refuses_read:
+            self.refuses_read = False
+            raise StoreUnavailableError("the server is down")
+        return list(await super().read(root_ids))
+
+
+def engine(store: MemoryStore, **config: Any) -> Relight:
+    recovery = {"check_interval": "1h"}
+    return Relight(store=store, lease_manager=MemoryLeases(store, clock=SYSTEM_CLOCK), recovery=recovery, **config)
+
+
+def waiting(rl: Relight, run_id: str, *, parked: bool = False) -> Any:
+    async def look() -> bool:
+        row = await rl.services.store.get_run(run_id)
+        return row is not None and row.status == "waiting" and (row.owner is None) == parked
+
+    return look
+
+
+async def test_a_message_of_another_process_reaches_a_run_in_memory() -> None:
+    @flow
+    async def answers() -> Any:
+        return await wait_for("question")
+
+    store = MemoryStore(clock=SYSTEM_CLOCK)
+    async with engine(store, park_after="1h") as driver, engine(store, drive=False) as client:
+        run = await driver.start(answers, id="r")
+        await until(waiting(driver, "r"))
+        await (await client.get("r")).signal("question", 42)
+        assert await run.result(timeout="60s") == 42
+
+
+async def test_cancelling_a_run_reaches_in_memory_what_it_has_spawned() -> None:
+    @flow
+    async def below() -> None:
+        await wait_for("never")
+
+    @flow
+    async def above() -> None:
+        await spawn(below, id="below")
+        await wait_for("never")
+
+    async with engine(MemoryStore(clock=SYSTEM_CLOCK), park_after="1h") as rl:
+        run = await rl.start(above, id="above")
+        await until(waiting(rl, "below"))
+        await until(waiting(rl, "above"))
+        await run.cancel("sold")
+        with pytest.raises(RunCancelledError, match="sold"):
+            await (await rl.get("below")).result(timeout="60s")
+
+
+async def test_a_run_whose_acceptance_was_not_answered_is_driven() -> None:
+    """It is there, in the name of a living process: nobody else would look at it."""
+
+    @flow
+    async def works() -> str:
+        return "done"
+
+    store = Unreliable()
+    async with engine(store) as rl:
+        assert rl._recovery is not None
+        await rl._recovery.settled.wait()
+        await until(lambda: not rl.orchestrator.lookout._lost_again)  # what is looked at when an engine opens has been
+        store.loses_creation = True
+        with pytest.raises(StoreUnavailableError, match="the answer was lost"):
+            await rl.start(works, id="r")
+        assert await (await rl.get("r")).result(timeout="60s") == "done"
+
+
+async def test_a_run_that_was_claimed_and_could_not_be_read_is_taken_up_and_no_crash_is_counted() -> None:
+    @flow
+    async def answers() -> Any:
+        return await wait_for("question")
+
+    store = Unreliable()
+    async with engine(store, park_after="1ms") as rl:
+        run = await rl.start(answers, id="r")
+        await until(waiting(rl, "r", parked=True))
+        store.refuses_read = True
+        await run.signal("question", 42)
+        assert await run.result(timeout="60s") == 42
+        assert not store.refuses_read
+        (journal,) = await store.read(["r"])
+        assert isinstance(journal, Journal)
+        events = [j.decode_event(entry.event) for entry in journal.entries]
+        assert not [event for event in events if isinstance(event, j.RunRecovered)], "nobody has died"
