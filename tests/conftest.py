@@ -6,6 +6,7 @@ fixture that several conftest files import is another one in each of them, and s
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections import Counter
@@ -74,6 +75,11 @@ def no_password_is_shown(request: pytest.FixtureRequest) -> Iterator[None]:
     if folder is not None:
         found += shown_passwords.in_logs(folder)
     assert not found, "the password was shown: " + "; ".join(found)
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests stay as they are from here on: the garbage collector need not look at them again and again."""
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -9,7 +9,7 @@ import time
 import asyncpg
 import pytest
 
-from relight.backends.postgres import PostgresLeases, PostgresStore
+from relight.backends.postgres import PostgresLeases
 from relight.errors import LeasesUnavailableError, StoreFormatError
 from relight.model.lease import Acquired, OwnedBy, Process
 from relight.model.run import News, Status
