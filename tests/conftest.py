@@ -50,8 +50,9 @@ def etcd_server() -> Iterator[EtcdServer]:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def etcd_members() -> Iterator[EtcdCluster]:
+    """Not for the whole session: three members talk to each other all the time, also if nobody uses them."""
     with (
         tempfile.TemporaryDirectory(prefix="relight-etcds-", dir=MEMORY) as folder,
         EtcdCluster(Path(folder), etcd_or_skip()) as cluster,
