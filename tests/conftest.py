@@ -6,6 +6,7 @@ fixture that several conftest files import is another one in each of them, and s
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections import Counter
@@ -49,8 +50,9 @@ def etcd_server() -> Iterator[EtcdServer]:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def etcd_members() -> Iterator[EtcdCluster]:
+    """Not for the whole session: three members talk to each other all the time, also if nobody uses them."""
     with (
         tempfile.TemporaryDirectory(prefix="relight-etcds-", dir=MEMORY) as folder,
         EtcdCluster(Path(folder), etcd_or_skip()) as cluster,
@@ -74,6 +76,11 @@ def no_password_is_shown(request: pytest.FixtureRequest) -> Iterator[None]:
     if folder is not None:
         found += shown_passwords.in_logs(folder)
     assert not found, "the password was shown: " + "; ".join(found)
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests stay as they are from here on: the garbage collector need not look at them again and again."""
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

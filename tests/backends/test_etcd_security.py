@@ -21,6 +21,8 @@ from relight.testing.servers.etcd import EtcdServer, etcd_or_skip
 from tests.backends.test_etcd_leases import ask, orphans_of
 from tests.cli.shop import relight
 
+pytestmark = pytest.mark.xdist_group("etcd-security")  # all share certificates and a server
+
 TTL = 6.0
 KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
 

@@ -7,12 +7,12 @@ import pytest
 
 from relight.backends.postgres import PostgresStore
 from relight.testing import conformance
+from tests.backends.conftest import open_emptied
 
 
 @pytest.fixture
-async def store(postgres_server, postgres_schema, clock):
-    store = PostgresStore(postgres_server.url(), clock=clock, schema=postgres_schema)
-    await store.open()
+async def store(postgres_server, clock):
+    store = await open_emptied(postgres_server, clock)
     yield store
     await store.close()
 

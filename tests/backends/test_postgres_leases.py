@@ -9,7 +9,7 @@ import time
 import asyncpg
 import pytest
 
-from relight.backends.postgres import PostgresLeases, PostgresStore
+from relight.backends.postgres import PostgresLeases
 from relight.errors import LeasesUnavailableError, StoreFormatError
 from relight.model.lease import Acquired, OwnedBy, Process
 from relight.model.run import News, Status
@@ -18,14 +18,14 @@ from relight.testing import conformance
 from relight.testing.conformance.build import START, FixedClock, appending, but, created, ended, ids, new_run, run_of
 from relight.testing.conformance.lease_build import DEADLINE_SECONDS, SOME_PROCESS, pause
 from relight.testing.servers.proxy import TcpProxy
+from tests.backends.conftest import open_emptied
 
 PATIENT_TTL = 9.0
 
 
 @pytest.fixture
-async def store(postgres_server, postgres_schema):
-    store = PostgresStore(postgres_server.url(), clock=FixedClock(), schema=postgres_schema)
-    await store.open()
+async def store(postgres_server):
+    store = await open_emptied(postgres_server, FixedClock())
     yield store
     await store.close()
 

@@ -170,4 +170,4 @@ def until(condition: Callable[[], bool]) -> None:
     latest = time.monotonic() + DEADLINE_SECONDS
     while not condition():
         assert time.monotonic() < latest, "it did not come to pass in time"
-        time.sleep(0.01)
+        time.sleep(0.03)  # some conditions open an engine to look

@@ -14,7 +14,7 @@ from relight import Relight, RunCancelledError
 from tests.cli import shop
 from tests.cli.shop import MODULE, marks, open_gate, orchestrator, relight, statuses, until
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.xdist_group("cli-recovery")]  # all share a scene
 
 
 @pytest.fixture(scope="module")

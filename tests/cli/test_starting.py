@@ -11,16 +11,17 @@ import pytest
 from tests.cli.command import relight
 
 COMMANDS = (
-    ["--help"],
-    ["--version"],
-    ["runs", "--json"],
-    ["show", "nobody"],
     ["recovery", "plan", "--check"],
-    ["nonsense"],
+    ["show", "nobody"],
 )
+MORE = (["--help"], ["--version"], ["runs", "--json"], ["nonsense"])
 
 
-@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments",
+    [*COMMANDS, *(pytest.param(arguments, marks=pytest.mark.soak_ci) for arguments in MORE)],
+    ids=" ".join,
+)
 def test_it_says_the_same_as_one_that_is_forked(arguments: list[str], tmp_path: Path) -> None:
     assert relight("migrate", cwd=tmp_path).returncode == 0
     program = Path(sys.executable).with_name("relight")

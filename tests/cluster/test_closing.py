@@ -34,7 +34,7 @@ def proxies(arena: Arena) -> Iterator[dict[str, TcpProxy]]:
 @pytest.mark.parametrize(
     ("kind", "silent"),
     [
-        ("postgres", ["postgres"]),
+        pytest.param("postgres", ["postgres"], marks=pytest.mark.soak_ci),
         pytest.param("postgres+etcd", ["postgres"], marks=pytest.mark.soak_ci),
         pytest.param("postgres+etcd", ["etcd"], marks=pytest.mark.soak_ci),
         ("postgres+etcd", ["postgres", "etcd"]),

@@ -148,6 +148,7 @@ async def test_an_orchestrator_goes_on_with_the_standby(arena: Arena, site: Site
         assert await arena.verify(rl, runs) == []
 
 
+@pytest.mark.soak_ci
 async def test_a_failover_that_outlasts_the_lease(arena: Arena, site: Site):
     """It lets go of its runs, and takes them up again."""
     async with arena.opened(2.0) as (cluster, rl):

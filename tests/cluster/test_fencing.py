@@ -22,6 +22,8 @@ SETTLED = {"settle": True}
 ETCD = ["postgres+etcd"]
 POSTGRES = ["postgres", "postgres+etcd"]
 IN_CI = [pytest.param("postgres+etcd", marks=pytest.mark.soak_ci)]
+# What does not depend on who keeps the store and the leases is on one kind in `make test`.
+ONE_KIND = ["sqlite", *(pytest.param(kind, marks=pytest.mark.soak_ci) for kind in POSTGRES)]
 
 
 def token(one: Token) -> str:
@@ -170,7 +172,9 @@ async def test_the_leases_are_down_for_longer_than_the_ttl(arena: Arena):
 
 
 @pytest.mark.parametrize("kind", ["postgres", *IN_CI])  # on one machine, which SQLite is for, there is only one clock
-@pytest.mark.parametrize("skew", [-SKEW, SKEW], ids=["behind", "ahead"])
+@pytest.mark.parametrize(
+    "skew", [pytest.param(-SKEW, id="behind", marks=pytest.mark.soak_ci), pytest.param(SKEW, id="ahead")]
+)
 async def test_clocks_that_differ_by_an_hour(arena: Arena, skew: float):
     """Nobody is declared dead by a clock that is not the store's, and who is dead is found in time."""
     async with arena.opened(TTL) as (cluster, rl):
@@ -192,6 +196,7 @@ async def test_clocks_that_differ_by_an_hour(arena: Arena, skew: float):
         await arena.verify(rl, [first, nap])
 
 
+@pytest.mark.parametrize("kind", ONE_KIND)
 async def test_two_orchestrators_with_one_id_are_told_apart(arena: Arena):
     async with arena.opened(TTL, max_concurrent_runs=8) as (cluster, rl):  # so that neither takes all of them
         await cluster.start("a")
@@ -212,6 +217,7 @@ async def test_two_orchestrators_with_one_id_are_told_apart(arena: Arena):
         assert await rl.run(flows.steps, 3) == 3
 
 
+@pytest.mark.parametrize("kind", ONE_KIND)
 async def test_a_step_that_blocks_the_event_loop_costs_no_lease(arena: Arena):
     async with arena.opened(TTL) as (cluster, rl):
         await cluster.start("a")
@@ -226,6 +232,9 @@ async def test_a_step_that_blocks_the_event_loop_costs_no_lease(arena: Arena):
             assert token(Token.OWNER_DEAD) not in cluster.log(name)
 
 
+@pytest.mark.parametrize(
+    "kind", [*(pytest.param(kind, marks=pytest.mark.soak_ci) for kind in ("sqlite", "postgres")), *ETCD]
+)
 async def test_views_of_who_is_alive_converge(arena: Arena):
     """A dead one that is still listed is dropped when it lapses; a living one that is not listed yet is found."""
     async with arena.opened(TTL) as (cluster, rl):

@@ -37,7 +37,9 @@ async def _revive(cluster: Cluster, rl: Relight, names: list[str]) -> int:
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-@pytest.mark.parametrize("names", [["a"], ["a", "b"]], ids=["one", "two"])
+@pytest.mark.parametrize(
+    "names", [pytest.param(["a"], id="one", marks=pytest.mark.soak_ci), pytest.param(["a", "b"], id="two")]
+)
 async def test_companions_of_a_run_that_kills_its_process_finish(arena: Arena, names: list[str]):
     async with arena.opened(2.0, recovery={"max_attempts": 4}) as (cluster, rl):
         for n in range(COMPANIONS):

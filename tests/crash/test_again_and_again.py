@@ -32,7 +32,7 @@ SECOND_ORDER = {
 
 @pytest.mark.timeout(600)  # a matrix of processes, however busy the machine is
 @pytest.mark.parametrize("name", SECOND_ORDER)
-@pytest.mark.parametrize("step", [17, pytest.param(6, marks=CI), pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("step", [31, pytest.param(6, marks=CI), pytest.param(1, marks=pytest.mark.soak)])
 def test_killed_again_at_every_point_of_its_recovery(
     name: str, step: int, explorers: Explorers, verify: Verify
 ) -> None:
@@ -40,7 +40,7 @@ def test_killed_again_at_every_point_of_its_recovery(
     first = CrashPlan.parse(SECOND_ORDER[name])
     explorer = explorers(shape.scenario, config=shape.config, check=shape.check)
     report = explorer.explore(("before", "after", "raise"), before=[first], step=step)
-    assert report.points > 20 / step, "the first kill was not where it should be"
+    assert report.points >= max(20 / step, 3), "the first kill was not where it should be"
     verify(report)
 
 

@@ -16,6 +16,7 @@ from relight.testing.crashpoints import Check, CrashingStore, CrashPlan, Explore
 from relight.testing.forkserver import Ending, Order
 from relight.testing.ledger import Ledger, Line, audit, effect, read_ledger, seen
 from tests.crash.checks import never_twice
+from tests.crash.conftest import ForkServers
 
 # ---- broken engines are noticed
 
@@ -30,11 +31,20 @@ BROKEN: dict[str, tuple[str, Check | None]] = {
 
 
 @pytest.mark.parametrize("scenario", BROKEN)
-def test_an_engine_broken_on_purpose_is_noticed(scenario: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("modes", "step"),
+    [
+        pytest.param(("after", "during"), 7, id="sample"),  # about as `make test` does it
+        pytest.param(("before", "after", "during"), 4, marks=pytest.mark.soak_ci, id="more"),
+    ],
+)
+def test_an_engine_broken_on_purpose_is_noticed(
+    scenario: str, modes: tuple[Mode, ...], step: int, tmp_path: Path, fork_servers: ForkServers
+) -> None:
     problem, check = BROKEN[scenario]
-    modes: tuple[Mode, ...] = ("before", "after", "during")
-    with Explorer(f"tests.crash.broken:{scenario}", check=check, directory=tmp_path) as explorer:
-        report = explorer.explore(modes, step=4)  # as `make test` does it
+    servers = fork_servers("tests.crash.broken")
+    with Explorer(f"tests.crash.broken:{scenario}", check=check, directory=tmp_path, servers=servers) as explorer:
+        report = explorer.explore(modes, step=step)
     assert problem in str(report.problems)
     with pytest.raises(AssertionError, match="problems, of which the first"):
         report.check()

@@ -185,7 +185,7 @@ Record = Callable[[str, Any], None]
 
 
 @pytest.mark.parametrize(
-    "step", [53, pytest.param(17, marks=pytest.mark.soak_ci), pytest.param(1, marks=pytest.mark.soak)]
+    "step", [97, pytest.param(17, marks=pytest.mark.soak_ci), pytest.param(1, marks=pytest.mark.soak)]
 )
 @pytest.mark.parametrize("call", ["pwrite64", "fdatasync"])
 def test_killed_inside_transactions(

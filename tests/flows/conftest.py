@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from zlib import crc32
 
 import pytest
 
@@ -20,6 +22,20 @@ def registry() -> Iterator[Registry]:
 
 # PostgreSQL behaves as the conformance suites say; that the whole engine does on it is looked at in `make soak`.
 WORLDS = ["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.soak)]
+
+
+NO_PARAMETERS = SimpleNamespace(params={})
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A test without other parameters is on both kinds of stores in `make test`. Of one that has some, each case is on one of
+    the two there, half of them on either, and on the other in `make soak-ci`."""
+    parameters = getattr(item, "callspec", NO_PARAMETERS).params
+    kind = parameters.get("world")
+    if kind in ("memory", "sqlite") and len(parameters) > 1:
+        case = item.name.replace(kind, "*", 1)
+        if kind != ("memory", "sqlite")[crc32(case.encode()) % 2]:
+            item.add_marker(pytest.mark.soak_ci)
 
 
 @pytest.fixture(params=WORLDS)

@@ -41,8 +41,17 @@ async def fork(path: Path, kind: str, action: str) -> dict[str, Any]:
     return told
 
 
-@KIND
-@pytest.mark.parametrize("action", ["start", "run", "result", "signal", "list"])
+USES = {("async", "start"), ("async", "result"), ("async", "list"), ("blocking", "run"), ("blocking", "signal")}
+
+
+@pytest.mark.parametrize(
+    ("kind", "action"),
+    [
+        pytest.param(kind, action, marks=() if (kind, action) in USES else pytest.mark.soak_ci)
+        for kind in ("async", "blocking")
+        for action in ("start", "run", "result", "signal", "list")
+    ],
+)
 async def test_the_childs_use_is_refused_and_the_parent_goes_on(tmp_path: Path, kind: str, action: str):
     told = await fork(tmp_path / "relight.db", kind, action)
     assert "Error: " in str(told["child"]), told

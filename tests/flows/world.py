@@ -193,6 +193,8 @@ class World:
     async def end(self) -> None:
         for engine in list(self._engines):
             await self.close(engine)
+        # The engines would outlive the test by this, a thousand of them, and the garbage collector would go through them all.
+        asyncio.get_running_loop().set_exception_handler(None)
         assert not self.trouble, self.trouble
 
     def _on_trouble(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

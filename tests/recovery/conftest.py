@@ -1,3 +1,3 @@
 """The world of tests/flows serves here as well."""
 
-from tests.flows.conftest import registry, world  # noqa: F401
+from tests.flows.conftest import pytest_itemcollected, registry, world  # noqa: F401

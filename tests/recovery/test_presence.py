@@ -207,11 +207,11 @@ async def test_another_manager_may_be_brought_in_once_nobody_lives_by_the_old_on
     async with Relight(engines.path, drive=False):
         pass  # nobody has driven anything yet: nothing is remembered
     for leases in ("store", f"etcd://{etcd.endpoint}/change", "none", "store"):
-        async with Relight(engines.path, leases=leases) as rl:
+        async with Relight(engines.path, leases=leases, recovery={"lease_ttl": TTL}) as rl:
             known = await rl.services.store.lease_manager()
             assert known is not None
             assert known.split(":")[0] == leases.split(":")[0]
-        await until(lambda: _nobody(engines.path), "the last note to lapse", within=60)
+        await until(lambda: _nobody(engines.path), "the last note to lapse", within=60, poll=0.1)
     with pytest.raises(ConfigError, match="kept by 'store'"):
         await Relight(engines.path, leases="none", drive=False).open()
 

@@ -41,19 +41,29 @@ def test_ci_checks_and_then_tries_the_fixed_seeds():
     assert last == ["make check", "make soak-ci"]
 
 
-def collected(*arguments: str) -> list[str]:
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/cluster/test_killing.py", *arguments]
+COLLECT = """
+import sys, pytest
+for marks in sys.argv[1:]:
+    pytest.main(["--collect-only", "-q", "tests/cluster/test_killing.py", *(["-m", marks] if marks else [])])
+    print("=====")
+"""
+
+
+def collected(*marks: str) -> list[list[str]]:
+    """The cases of one test that are selected by each of these expressions; "" is what is selected without one."""
+    command = [sys.executable, "-c", COLLECT, *marks]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    return [line.partition("::")[2] for line in done.stdout.splitlines() if "::test_kills" in line]
+    answers = done.stdout.split("=====\n")[:-1]
+    return [[line.partition("::")[2] for line in text.splitlines() if "::test_kills" in line] for text in answers]
 
 
 def test_by_their_marks_tests_are_in_one_place_each():
     """Whatever is marked for `make soak` alone is not in CI, also if it is marked for CI as well."""
-    assert collected() == ["test_kills[sqlite-87]", "test_kills[postgres+etcd-87]"]
-    in_ci = collected("-m", "soak_ci and not soak")
+    in_test, in_ci, in_soak = collected("", "soak_ci and not soak", "soak or soak_ci")
+    assert in_test == ["test_kills[sqlite-87]", "test_kills[postgres+etcd-87]"]
     assert "test_kills[postgres-87]" in in_ci
     assert not [one for one in in_ci if "random" in one or "for_long" in one]
-    assert "test_kills[postgres-random]" in collected("-m", "soak or soak_ci")
+    assert "test_kills[postgres-random]" in in_soak
 
 
 # -------------------------------------------------------------------------------------------------- deadlines --
@@ -61,11 +71,11 @@ def test_by_their_marks_tests_are_in_one_place_each():
 SHORT = re.compile(r"""result\((?:timeout=)?"(?:[1-9]|[12]\d)s"\)""")
 
 
-@pytest.mark.parametrize("file", TESTS, ids=lambda file: str(file.relative_to(ROOT)))
-def test_a_result_is_waited_for_patiently(file):
+def test_a_result_is_waited_for_patiently():
     """A deadline that only bounds hanging costs nothing, and on a busy machine everything takes longer: 60 s at least."""
-    found = [line.strip() for line in file.read_text().splitlines() if SHORT.search(line)]
-    assert not found
+    for file in TESTS:
+        found = [line.strip() for line in file.read_text().splitlines() if SHORT.search(line)]
+        assert not found, file
 
 
 # ------------------------------------------------------------------------------------------------- test-steady --

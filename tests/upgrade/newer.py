@@ -14,7 +14,8 @@ _PACKAGE = Path(relight.__file__).parent
 def build(folder: Path) -> Path:
     """The folder that has to come first in PYTHONPATH."""
     package = folder / "relight"
-    shutil.copytree(_PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    # With what is compiled: only the files that are changed below need that again. Another process may be writing some just now.
+    shutil.copytree(_PACKAGE, package, ignore=shutil.ignore_patterns("*.pyc.*"))
     for name, changes in _CHANGES.items():
         path = package / name
         text = path.read_text(encoding="utf-8")
