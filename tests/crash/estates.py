@@ -537,8 +537,9 @@ async def _tell_and_take_over(rl: Relight, life: Life) -> Any:
     assert told is not None
     rl.orchestrator.listen()
 
-    async def routed() -> bool:
-        return rl.orchestrator.mail._last >= told
+    async def routed() -> bool:  # or life 1 has taken it in before anybody else could read it
+        unread = [message.id for message in await life.store.messages_after(told - 1, 1)]
+        return rl.orchestrator.mail._last >= told or told not in unread
 
     await life.until(routed)
     (life.directory / "told").touch()
