@@ -38,6 +38,9 @@ class OrphanRecovery:
         self._part: Part | None = None
         self._starting = True  # no whole round has been made yet
         self._said_dead: set[str] = set()
+        self._left_behind: set[str] = (
+            set()
+        )  # without leases: the owners there were at the opening, until their runs are taken up
         self.settled = asyncio.Event()  # a whole round was made and nothing was left to do
 
     # ---- Heir
@@ -88,9 +91,15 @@ class OrphanRecovery:
             return 0  # whoever cannot renew claims nothing; it is told when it can again
         me = self._services.owner
         presence = await self._presence(starting)
-        if me not in presence.listed and not (starting and self._services.keeper.leases.in_store):
+        unlisted = me not in presence.listed
+        if unlisted and not (self._services.keeper.leases.in_store and (starting or self._left_behind)):
             return 0  # where not even we are listed, nothing follows from who is missing. (Nobody is, without leases.)
         owners = await self._services.store.owners()
+        if unlisted:
+            if starting:
+                self._left_behind = set(owners) - {me}
+            self._left_behind.intersection_update(owners)
+            owners = sorted(self._left_behind)
         self._said_dead.intersection_update(owners)
         dead = [owner for owner in owners if not presence.is_alive(owner) and owner != me]
         for owner in owners:
