@@ -255,8 +255,7 @@ async def test_views_of_who_is_alive_converge(arena: Arena):
         await listed_are("a", "b")
         runs = [await rl.start(flows.gated, "open", id=f"r{n}") for n in range(10)]
         await until(lambda: len(arena.begun()) == len(runs))
-        await cluster.kill("a")
-        assert cluster.owner("a") in await listed()  # a superset, for a moment,
+        await cluster.kill("a")  # what is listed is a superset, until somebody finds out,
         await listed_are("b")
         await cluster.start("c")  # and a subset, as b saw it
         await listed_are("b", "c")
