@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from relight import Relight, flow, wait_for
 from relight.backends.sqlite.store import SqliteStore
 from relight.clock import SYSTEM_CLOCK
 from relight.lifecycle import lookout
-from tests.flows.world import until
+from tests.flows.world import World, until
 
 
 class DeafStore(SqliteStore):
@@ -44,3 +45,35 @@ async def test_two_engines_that_never_hear_of_each_other(
         elsewhere = await other.get("r")
         await elsewhere.signal("question", 42)
         assert await elsewhere.result(timeout="60s") == "got 42"
+
+
+async def test_what_was_claimed_when_the_lease_was_lost_is_given_back(world: World):
+    """Nobody drives it here, and others would have to wait until this process is known to be dead."""
+
+    @flow
+    async def listening() -> str:
+        return str(await wait_for("go"))
+
+    rl = await world.open()
+    run = await rl.start(listening, id="r")
+    await world.park(run)
+    store: Any = rl.services.store
+    claim_due, keeper = store.inner.claim_due, rl.services.keeper
+    claimed = 0
+
+    async def lost_meanwhile(*args: Any) -> Any:
+        nonlocal claimed
+        rows = await claim_due(*args)
+        if rows and not claimed:
+            claimed = len(rows)
+            keeper._lost = True
+        return rows
+
+    store.inner.claim_due = lost_meanwhile
+    await run.signal("go", "on")
+    await until(lambda: claimed)
+    row = await world.until_status("pending", run)
+    assert row.owner is None
+    keeper._lost = False
+    rl.orchestrator.take_again(lapsed=False)
+    assert await run.result() == "on"

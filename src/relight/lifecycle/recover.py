@@ -67,11 +67,16 @@ class _Restored(msgspec.Struct):
 
 async def take_up_claimed(orchestrator: Orchestrator, rows: list[Run], lapses: int) -> None:
     """Runs that were due, and that this process has claimed already, when our lease had lapsed so often. Those that it cannot
-    drive yet stay in doubt: one whose last life is just leaving memory, or all of them when the lease was lost meanwhile."""
+    drive yet stay in doubt: one whose last life is just leaving memory, or all of them when the lease was lost meanwhile. Then
+    they are given back, if the store still takes that: others need not wait until we are known to be dead."""
     able = orchestrator.services.keeper.held and not orchestrator.stopping
     late = [row.id for row in rows if not able or row.id in orchestrator.live or row.id in orchestrator.taking]
     if late:
         orchestrator.doubt(late, crashed=False)
+    if not able:
+        now = orchestrator.services.clock.now()
+        released = RunChange(run_id="", status=Status.PENDING, wake_at=now, reason="released")
+        await orchestrator.services.store.hold({row.id: row.epoch for row in rows}, released)
     await take_up(orchestrator, rows, crashed=False, claimed_under=lapses)
 
 
