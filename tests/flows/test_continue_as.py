@@ -804,3 +804,222 @@ async def test_what_it_is_in_is_shown(world: World):
     events = [type(event) for event in await world.events("t")]
     assert j.RunContinued not in events
     assert (await run.describe()).status in (Status.WAITING, Status.RUNNING)
+
+
+# ---- what a reader found
+
+
+@pytest.mark.parametrize("how", ["crash", "close", "pause"])
+@pytest.mark.parametrize("continues", [True, False])
+async def test_a_signal_that_was_recorded_for_a_wait_which_the_flow_gave_up_on_is_not_lost(
+    world: World, how: str, continues: bool
+):
+    """The run leaves memory before it is written that the flow gave up on it: the journal says that it was taken."""
+
+    async def _wait(name: str) -> Any:
+        return await wait_for(name)
+
+    @flow
+    async def taking(turn: int) -> str:
+        if turn == 0:
+            task = asyncio.create_task(_wait("go"))
+            await wait_for("now")
+            task.cancel()
+            if continues:
+                return continue_as(1)
+        return str(await wait_for("go"))
+
+    rl = await world.open()
+    store: Any = rl.services.store
+    commit, ready, go_on = store.inner.commit, asyncio.Event(), asyncio.Event()
+
+    def gives_up(commits: Any) -> bool:
+        events = [j.decode_event(entry) for one in commits for entry in one.entries]
+        return any(isinstance(event, j.OperationCancelled | j.RunContinued) for event in events)
+
+    async def refused(commits: Any) -> Any:
+        if gives_up(commits):
+            ready.set()
+            await go_on.wait()
+        return await commit(commits)
+
+    store.inner.commit = refused
+    world.slow["commit"] = 5
+    run = await rl.start(taking, 0, id="t")
+    await until(lambda: waits_for(world, run, "now"))
+    await asyncio.gather(run.signal("now"), run.signal("go", "kept"))
+    await ready.wait()
+    if how == "crash":
+        await world.crash()
+        go_on.set()
+        store.inner.commit = commit
+        await world.open()
+    elif how == "close":
+        closing = asyncio.ensure_future(world.close())
+        await turns()
+        go_on.set()
+        await closing
+        store.inner.commit = commit
+        await world.open()
+    else:
+        await run.pause()
+        go_on.set()
+        await world.until_status("paused", run)
+        await run.resume()
+    assert await finish(world, "t") == "kept"
+
+
+async def test_a_blob_that_is_missing_is_no_matter_of_a_generation_that_has_ended(world: World):
+    """It is found missing while the next generation is committed. That one waits for another signal, and takes it."""
+
+    async def _wait(name: str) -> Any:
+        return await wait_for(name)
+
+    @flow
+    async def taking(turn: int) -> str:
+        if turn == 0:
+            task = asyncio.create_task(_wait("large"))
+            await wait_for("now")
+            task.cancel()
+            return continue_as(1)
+        return str(await wait_for("small"))
+
+    rl = await world.open(payload={"blob_threshold": 16})
+    store: Any = rl.services.store
+    commit, reading, missing, next_one, go_on = store.inner.commit, *(asyncio.Event() for _ in range(4))
+
+    async def get_blob(digest: str) -> None:
+        reading.set()
+        await missing.wait()
+
+    async def slowly(commits: Any) -> Any:
+        if any(one.next is not None for one in commits):
+            next_one.set()
+            await go_on.wait()
+        return await commit(commits)
+
+    store.inner.get_blob, store.inner.commit = get_blob, slowly
+    run = await rl.start(taking, 0, id="t")
+    await until(lambda: waits_for(world, run, "now"))
+    await run.signal("large", "x" * 500)
+    await reading.wait()
+    await run.signal("now")
+    await next_one.wait()
+    missing.set()
+    await turns(100)
+    await run.signal("small", "taken")
+    go_on.set()
+    assert await run.result() == "taken"
+
+
+@pytest.mark.parametrize("how", ["raise", "return"])
+async def test_a_continue_as_of_ones_own_making_is_refused(world: World, how: str):
+    """Its arguments were never checked, and the checkpoint that would take the journal's place could not be read."""
+
+    @flow
+    async def turning(n: int) -> Any:
+        if how == "raise":
+            raise ContinueAs((1,), {})
+        return ContinueAs((1,), {})
+
+    rl = await world.open()
+    with pytest.raises(RunFailedError, match="of its own making"):
+        await rl.run(turning, 0)
+
+
+async def test_one_that_is_swallowed_is_said_when_it_is_called_again(world: World):
+    caught: list[str] = []
+
+    @flow
+    async def turning(n: int) -> None:
+        for _ in range(2):
+            try:
+                continue_as(n + 1)
+            except BaseException as error:
+                caught.append(str(error))
+        raise ValueError(caught[1])
+
+    rl = await world.open()
+    with pytest.raises(RunFailedError, match="was called before, and the flow went on"):
+        await rl.run(turning, 0)
+
+
+@pytest.mark.parametrize("how", ["crash", "close"])
+async def test_signals_keep_their_order_when_some_were_taken_back(world: World, how: str):
+    """The first is large, and being read; the second has been recorded. The flow gives up on both."""
+
+    async def _wait(name: str) -> Any:
+        return await wait_for(name)
+
+    @flow
+    async def taking(turn: int) -> list[int]:
+        if turn == 0:
+            tasks = [asyncio.create_task(_wait("x")) for _ in range(2)]
+            await wait_for("now")
+            for task in tasks:
+                task.cancel()
+            return continue_as(1)
+        await wait_for("on")
+        return [len(await wait_for("x")), len(await wait_for("x"))]
+
+    rl = await world.open(payload={"blob_threshold": 16})
+    store: Any = rl.services.store
+    get_blob, reading, go_on = store.inner.get_blob, asyncio.Event(), asyncio.Event()
+
+    async def slowly(digest: str) -> Any:
+        reading.set()
+        await go_on.wait()
+        return await get_blob(digest)
+
+    store.inner.get_blob = slowly
+    run = await rl.start(taking, 0, id="t")
+    await until(lambda: waits_for(world, run, "now"))
+    await run.signal("x", "large" * 100)
+    await reading.wait()
+    world.slow["commit"] = 5
+    await asyncio.gather(run.signal("now"), run.signal("x", "small"))
+    await until(lambda: _generation(world, "t", 2))
+    assert len((await world.state("t")).unclaimed) == 1
+    go_on.set()
+    await (world.crash_and_reopen() if how == "crash" else world.close_and_reopen())
+    await (await world.rl.get("t")).signal("on")
+    assert await finish(world, "t") == [500, 5]
+
+
+async def test_a_generation_that_waited_for_a_moment_is_not_kept_by_its_timer(world: World):
+    @flow
+    async def turning(n: int) -> int:
+        await wait_for("go")
+        return n if n == 20 else continue_as(n + 1)
+
+    rl = await world.open(park_after="5m")
+    run = await rl.start(turning, 0, id="t")
+    for n in range(20):
+        await until(lambda n=n: _generation(world, "t", n + 1))
+        await until(lambda: waits_for(world, run, "go"))
+        await run.signal("go")
+    await until(lambda: _generation(world, "t", 21))
+    gc.collect()
+    assert len(world.clock.pending) < 10
+    await run.signal("go")
+    assert await run.result() == 20
+
+
+async def test_one_that_never_waits_makes_room_for_others(world: World):
+    @flow
+    async def spinning(n: int) -> int:
+        return continue_as(n + 1)
+
+    @flow
+    async def short(n: int) -> int:
+        return n
+
+    rl = await world.open(max_concurrent_runs=1)
+    endless = await rl.start(spinning, 0, id="s")
+    runs = [await rl.start(short, n) for n in range(3)]
+    world.clock.advance("1s")  # it is due after them from now on
+    assert [await run.result(timeout="60s") for run in runs] == [0, 1, 2]
+    await until(lambda: _is_beyond(world, "s", 10))
+    await endless.cancel()
+    with pytest.raises(RunCancelledError):
+        await endless.result()

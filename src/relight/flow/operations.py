@@ -18,7 +18,7 @@ from relight.durations import Duration, parse_duration
 from relight.errors import ContinueAs, DefinitionError, OutsideRunError, PayloadError
 from relight.flow import garbage
 from relight.flow.definitions import Flow
-from relight.flow.scope import CURRENT, Scope, StepInfo, current_scope, refuse_foreign_thread
+from relight.flow.scope import CURRENT, Scope, StepInfo, current_scope, refuse_foreign_thread, refuse_lost_context
 from relight.model.text import check_name
 
 T = TypeVar("T")
@@ -131,6 +131,7 @@ def continue_as(*args: Any, **kwargs: Any) -> NoReturn:
     """
     scope = current_scope("continue_as()")
     if scope is None:
+        refuse_lost_context(None, "continue_as()")
         raise ContinueAs(args, kwargs)
     scope.run.continue_as(scope, args, kwargs)
 

@@ -10,6 +10,7 @@ that a wait had taken and then gave up on are no longer in the inbox; they are p
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
@@ -20,11 +21,15 @@ from relight.model import journal as j
 from relight.model.replay import TreeState, Unclaimed, encode_state
 from relight.model.run import Message, MessageKind
 from relight.ports.store import NextGeneration
+from relight.telemetry import Token, log
 
 if TYPE_CHECKING:
     from relight.flow.scope import Scope
     from relight.lifecycle.run import LiveRun
 
+_SWALLOWED = (
+    "an `except:` or `except BaseException:` around it, or a `return` in a `finally`, has swallowed what it raises"
+)
 PRUNE_EVERY = 100  # generations: how often the inbox forgets what it keeps of consumed messages
 
 
@@ -46,9 +51,11 @@ def ask(run: LiveRun, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any
     flow = run.services.registry.find(run.row.flow)
     if flow is None:
         raise OutsideRunError(f"continue_as(): the flow {run.row.flow!r} is no longer registered in this process")
-    data = flow.arguments.seal(args, kwargs, run.max_bytes)
-    run.asked_to_continue = scope
-    raise ContinueAs(args, kwargs, data)
+    if run.asked_to_continue is not None and run.asked_to_continue[0] is scope:
+        raise FlowCodeError(f"continue_as() was called before, and the flow went on: {_SWALLOWED}")
+    asked = ContinueAs(args, kwargs, flow.arguments.seal(args, kwargs, run.max_bytes))
+    run.asked_to_continue = scope, asked
+    raise asked
 
 
 def found_in(error: BaseException) -> ContinueAs:
@@ -66,12 +73,16 @@ def found_in(error: BaseException) -> ContinueAs:
 
 
 def check_return(run: LiveRun, scope: Scope, value: Any) -> None:
-    """The flow has ended without an error. If it has asked to continue, it must do so."""
-    if run.asked_to_continue is scope and type(value) is not ContinueAs:
+    """The flow has ended without an error. If it has asked to continue, it must do so; if not, it must not."""
+    asked = None
+    if run.asked_to_continue is not None and run.asked_to_continue[0] is scope:
+        asked = run.asked_to_continue[1]
+    if type(value) is ContinueAs and value is not asked:
         raise FlowCodeError(
-            "continue_as() was called, and the flow returned something else: an `except:` or `except BaseException:` around it, "
-            "or a `return` in a `finally`, has swallowed what it raises"
+            "the flow ended with a ContinueAs of its own making: call continue_as() instead, which checks it"
         )
+    if asked is not None and value is not asked:
+        raise FlowCodeError(f"continue_as() was called, and the flow returned something else: {_SWALLOWED}")
 
 
 def begin(run: LiveRun, data: bytes) -> None:
@@ -119,9 +130,15 @@ def deliver(run: LiveRun, message: Message) -> None:
 
 
 def _is_durable(run: LiveRun) -> None:
-    if not run.writer.lost and run.stopping is None:  # else it leaves memory, and what comes next is for others
+    if run.writer.lost:
+        return  # it leaves memory, and what comes next is for others
+    try:
         hold.stop_bodies(run)
         run.host.continued(run)
+    except Exception as error:  # noqa: BLE001 - a bug of ours: it is a callback, and nobody else would say so
+        log(logging.CRITICAL, Token.INTERNAL_ERROR, f"the next generation of run {run.id} broke: {error!r}", error)
+        run.next, run.over = None, False
+        run.broke(error)
 
 
 def inherit(run: LiveRun, last: LiveRun) -> None:

@@ -55,7 +55,8 @@ def consider_parking(run: LiveRun) -> None:
     if run.host.crowded or run.turns.threads:
         run.services.loop.call_soon(_check_parking, run)
     else:
-        run.services.clock.call_later(run.services.config.park_after_seconds, lambda: _check_parking(run))
+        seconds = run.services.config.park_after_seconds
+        run.park_timer = run.services.clock.call_later(seconds, lambda: _check_parking(run))
 
 
 def _check_parking(run: LiveRun) -> None:

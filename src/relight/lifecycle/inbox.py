@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from typing import TYPE_CHECKING
 
 from relight.errors import UpgradeRequiredError
@@ -43,7 +44,7 @@ def _hear(run: LiveRun, message: Message) -> None:
     if run.stopping is not None:  # since what came before it: it stays in the inbox
         run.missed, run.heard = True, min(run.heard, message.id - 1)
     elif message.kind is MessageKind.SIGNAL or message.kind is MessageKind.ENDED:
-        run.mailbox.append(message)
+        bisect.insort(run.mailbox, message, key=lambda one: one.id)  # what was taken back may be younger
         waits.hand_over(run)
     elif message.kind is MessageKind.JOIN:
         run.joined = True

@@ -252,11 +252,20 @@ class Orchestrator:
         continuing.inherit(begun, run)
         self.live[run.id] = begun
         flow = self.services.registry.find(run.row.flow)
-        if flow is not None and self.services.keeper.held and not self.stopping:
-            execute.drive(begun, flow)
-        else:  # whoever lets go of everything has come in the moment in which it was committed
+        if flow is None or not self.services.keeper.held or self.stopping:
+            # Whoever lets go of everything has come in the moment in which it was committed.
             why = "its orchestrator stops, or has lost its lease"
             self.services.background.start(self._let_go(begun, 0.0, why), "release", begun.broke)
+        elif self.room <= 0 and self.lookout.wants_room:
+            self.services.background.start(self._make_room(begun), "release", begun.broke)
+        else:
+            execute.drive(begun, flow)
+
+    async def _make_room(self, run: LiveRun) -> None:
+        """A run that begins anew and never waits would keep its room for ever: it goes behind those that wait for one."""
+        now = self.services.clock.now()
+        await hold.depart(run, "others wait for room", 0.0, lambda: run.change(Status.PENDING, wake_at=now))
+        self.lookout.look()
 
     def left(self, run: LiveRun) -> None:
         if self.live.get(run.id) is run:

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from relight.errors import OutsideRunError, RelightError, RunCancelled, Unwind
+from relight.errors import ContinueAs, OutsideRunError, RelightError, RunCancelled, Unwind
 from relight.flow.call import Call
 from relight.flow.definitions import Flow
 from relight.flow.scope import Scope
@@ -84,13 +84,11 @@ class LiveRun(RunRecord, Asking):
         self._when_live: list[Callable[[], None]] | None = None
         self._asked: list[Operation] = []  # since it was last at rest
         self.told: deque[Operation | str] = deque()  # durable, to be told in this order
-        self._advancing = False
-        self._woken = False
+        self._advancing = self._woken = False
         self.spun = 0  # callbacks since it last came to rest
         self.left_open: dict[str, Open] = {}  # once live: what had begun, and was not asked for until now
-        self.deadlocked = False  # it waits, or waited, for something that nothing in the run can bring about
-        self.saying_so = False
-        self.asked_to_continue: Scope | None = None  # which call of its flow did
+        self.deadlocked = self.saying_so = False  # it waits, or waited, for what nothing in the run can bring about
+        self.asked_to_continue: tuple[Scope, ContinueAs] | None = None  # which call of its flow did, and what it raised
 
         # Messages and times.
         self.cancel_reason = state.cancelled.reason if state.cancelled is not None else None
@@ -122,6 +120,8 @@ class LiveRun(RunRecord, Asking):
         self.pending.clear()
         self.loop.let_go()
         self.turns = NO_TURNS
+        if self.park_timer is not None:
+            self.park_timer.cancel()  # or it would be kept for as long as that takes
 
     # ---- in which order the flow goes on
 
@@ -366,7 +366,6 @@ class LiveRun(RunRecord, Asking):
     # ---- messages
 
     def deliver(self, message: Message) -> None:
-        """A message reached the run's inbox."""
         inbox.deliver(self, message)
 
     @property
@@ -378,6 +377,8 @@ class LiveRun(RunRecord, Asking):
 
     def stuck(self, kind: Hold, error: RelightError) -> None:
         """The run cannot go on, and will be held with this reason: nothing begins and nothing is told any more."""
+        if self.over:
+            return  # it has ended, or its next generation begins in a moment: this is of no concern any more
         if self.held is None and not self.departing:
             self.held = (kind, str(error))
         self.stopping = self.stopping or f"held: {error}"

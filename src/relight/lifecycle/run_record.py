@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from relight.clock import SYSTEM_CLOCK
+from relight.clock import SYSTEM_CLOCK, Timer
 from relight.errors import (
     CorruptionError,
     OutsideRunError,
@@ -49,6 +49,7 @@ class RunRecord:
         "next",
         "now",
         "over",
+        "park_timer",
         "path",
         "row",
         "services",
@@ -81,6 +82,7 @@ class RunRecord:
         )
         self.next: TreeState | None = None  # its next generation, which is being committed
         self.stopping: str | None = None  # why nothing begins and nothing is told any more
+        self.park_timer: Timer | None = None
         self.over = False  # nothing of this object may act any more
 
     def stuck(self, kind: Hold, error: RelightError) -> None:

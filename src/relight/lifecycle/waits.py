@@ -22,7 +22,7 @@ from relight.flow.scope import Scope, here
 from relight.lifecycle import hold
 from relight.lifecycle.loop import Ready
 from relight.lifecycle.operation import Operation
-from relight.model.journal import NULL, SignalReceived, TimerFired, WaitStarted
+from relight.model.journal import NULL, OperationCancelled, SignalReceived, TimerFired, WaitStarted
 from relight.model.replay import Ending, Outcome, Unclaimed
 from relight.model.run import Message, MessageKind, Status
 
@@ -276,8 +276,19 @@ class Signal(Receive):
 
     def stop(self) -> None:
         super().stop()
-        if not self.recorded:  # its payload is being read: not to be waited for, since the flow may end in this moment
-            self.take_back()
+        if not self.recorded:
+            self._take_from_journal()
+            self.take_back()  # its payload is being read, perhaps: not to be waited for, since the flow may end in this moment
+
+    def _take_from_journal(self) -> None:
+        """On replay: what is recorded for it. The flow had given up on it before, and that was not written any more."""
+        replay, key = self.run.replay, self.key
+        outcome = None if replay is None or key in replay.unheard else replay.recorded.get(key)
+        if outcome is not None and outcome.message_id:
+            run, taken = self.run, Unclaimed(outcome.message_id, outcome.name, outcome.output, outcome.blob)
+            self._message = returned(run.id, taken)
+            run.taken_back.add(taken.message_id)
+            run.when_live(lambda: run.record(OperationCancelled(key, by_flow=True, at=run.now())))
 
     def take_back(self) -> None:
         """It came, but the flow has given up on this wait: for whoever waits for it next."""

@@ -53,7 +53,7 @@ from relight.supervisor import Supervisor
 _NO_BLOBS: Mapping[str, bytes] = MappingProxyType({})
 
 
-KEPT_DEDUPS = 1000  # of consumed messages, in the inbox of a run that goes on for long: see NextGeneration
+KEPT_DEDUPS = 1000  # of consumed signals, in the inbox of a run that goes on for long: see NextGeneration
 
 
 class NextGeneration(msgspec.Struct, kw_only=True, frozen=True, gc=False):
@@ -288,7 +288,7 @@ class ExecutionJournal(Protocol):
 
     async def checkpoint(self, root_id: str, epoch: int, sequence: int, state: bytes) -> bool:
         """Store `state` as standing for all entries up to `sequence` and drop those entries, in one transaction. Also drop what
-        is kept of consumed messages: all that have no dedup, and of the others all but the newest KEPT_DEDUPS.
+        is kept of consumed messages, but for the newest KEPT_DEDUPS signals that have a dedup; and joins of runs that have ended.
 
         False, and nothing written, when fenced or when `sequence` is not newer than the last checkpoint or lies beyond
         the journal.

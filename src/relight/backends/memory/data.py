@@ -213,7 +213,7 @@ class Data:
         for place in [place for place in self.items if place[0] in gone or place[0] == root_id]:
             del self.items[place]
         if begun.prune_inbox:
-            tree.prune()
+            tree.prune(self.unfinished)
 
     def _new_runs(self, commit: Commit) -> None:
         first = dict(commit.spawned)
@@ -258,6 +258,7 @@ class Data:
         else:
             self.trees[run.id].inbox.clear()
             self.trees[run.id].told.clear()
+            self.trees[run.id].signals.clear()
 
     def _tell_joined(self, run: Run) -> None:
         """Whoever has joined this run, which has ended."""
@@ -308,6 +309,8 @@ class Data:
         tree.inbox.append(msgspec.structs.replace(message, id=self._last_message))
         if message.dedup is not None:
             tree.told[message.dedup] = self._last_message
+            if message.kind is MessageKind.SIGNAL:
+                tree.signals.add(message.dedup)
         self._wake(self.unfinished[message.run_id], message)
         return self._last_message
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from zlib import crc32
 
 import msgspec
 
 from relight.errors import CorruptionError
 from relight.model.journal import Checkpoint, Entry, Journal
-from relight.model.run import Message
+from relight.model.run import Message, MessageKind
 from relight.ports.store import KEPT_DEDUPS, Commit
 
 
@@ -41,7 +41,8 @@ class Tree(msgspec.Struct):
     state: StoredRow | None = None
     entries: list[StoredRow] = []
     inbox: list[Message] = []
-    told: dict[str, int] = {}  # dedup → message id, of consumed ones too, until the run ends
+    told: dict[str, int] = {}  # dedup → message id, of consumed ones too, until the run ends or they are pruned
+    signals: set[str] = set()  # those dedups that are a signal's
 
     @property
     def last(self) -> int:
@@ -66,12 +67,15 @@ class Tree(msgspec.Struct):
         end = commit.after + len(commit.entries)
         return self.base == end and self.state is not None and self.state.data == commit.next.state
 
-    def prune(self) -> None:
-        """Forget the dedups of consumed messages, but for the newest."""
+    def prune(self, unfinished: Container[str]) -> None:
+        """Forget the dedups of consumed messages, but for the newest signals'; and joins of runs that have ended."""
+        self.inbox = [one for one in self.inbox if one.kind is not MessageKind.JOIN or one.name in unfinished]
         unread = {message.dedup for message in self.inbox}
         consumed = [dedup for dedup in self.told if dedup not in unread]
-        for dedup in consumed[:-KEPT_DEDUPS]:
+        signals = [dedup for dedup in consumed if dedup in self.signals]
+        for dedup in {*consumed} - {*signals[-KEPT_DEDUPS:]}:
             del self.told[dedup]
+            self.signals.discard(dedup)
 
     def compact(self, sequence: int, state: bytes) -> None:
         """Let `state` stand for the entries up to `sequence`."""

@@ -251,7 +251,7 @@ class MemoryStore:
         if run is None or tree is None or run.epoch != epoch or not tree.base < sequence <= tree.last:
             return False
         tree.compact(sequence, state)
-        tree.prune()
+        tree.prune(self.data.unfinished)
         return True
 
     async def get_checkpoint(self, root_id: str) -> int | None:

@@ -154,9 +154,13 @@ DELETE FROM runs WHERE key IN (
         ON r.id > wanted.value ->> 2 AND r.id < rtrim(wanted.value ->> 2, '/') || '0' AND r.root_id = wanted.value ->> 1);
 
 -- name: prune_inbox
--- What is kept of consumed messages, but for the newest that tell a repetition apart.
-DELETE FROM inbox WHERE run = :run AND consumed = 1 AND (dedup IS NULL OR id NOT IN (
-    SELECT id FROM inbox WHERE run = :run AND consumed = 1 AND dedup IS NOT NULL ORDER BY id DESC LIMIT :kept));
+-- What is kept of consumed messages, but for the newest signals that tell a repetition apart; and joins of runs that have ended.
+DELETE FROM inbox WHERE run = :run AND (
+    consumed = 1 AND (kind <> 'signal' OR dedup IS NULL OR id NOT IN (
+        SELECT id FROM inbox WHERE run = :run AND consumed = 1 AND kind = 'signal' AND dedup IS NOT NULL
+        ORDER BY id DESC LIMIT :kept))
+    OR kind = 'join' AND NOT EXISTS (SELECT 1 FROM runs AS r
+        WHERE r.id = inbox.name AND r.root_id IS NULL AND r.status NOT IN ('completed', 'failed', 'cancelled')));
 
 -- name: post_message
 INSERT INTO inbox (run, kind, name, payload, payload_blob, dedup, at)

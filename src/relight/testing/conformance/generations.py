@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from relight.model.journal import Entry
-from relight.model.run import Run
+from relight.model.run import Message, Run
 from relight.ports.store import KEPT_DEDUPS, Commit, Committed, Fenced, NextGeneration, Store
 from relight.testing.conformance.build import (
+    START,
     Suite,
     appending,
     child_of,
     commit_one,
     created,
+    ended,
     journal_of,
     new_run,
     spawned_by,
@@ -171,6 +173,24 @@ class GenerationSuite(Suite):
         assert oldest is not None
         assert oldest > told[-1], "so long ago that it counts as new"
         assert [message.id for message in await store.inbox(["run"])] == [oldest]
+
+    async def test_ends_of_other_runs_do_not_count_among_those(self, store: Store) -> None:
+        run = new_run()
+        await created(store, run)
+        first = await store.post([signal("run", dedup="signal")])
+        ends = [Message.end_of(f"other-{n}", 1, START, to="run") for n in range(KEPT_DEDUPS + 1)]
+        told = [message_id for message_id in [*first, *await store.post(ends)] if message_id is not None]
+        await commit_one(store, appending(run, 1, b"2", consumed=told))
+        assert await commit_one(store, continuing(run, 2, prune_inbox=True)) == Committed(3)
+        assert await store.post([signal("run", dedup="signal")]) == first
+
+    async def test_joins_of_runs_that_have_ended_go(self, store: Store) -> None:
+        run, waiting, over = new_run(), new_run("waiting"), new_run("over")
+        await created(store, run, waiting, over)
+        await store.post([joining("run", "waiting"), joining("run", "over"), joining("run", "unknown")])
+        await ended(store, over)
+        await commit_one(store, continuing(run, 1, prune_inbox=True))
+        assert [message.name for message in await store.inbox(["run"])] == ["waiting"]
 
     async def test_a_checkpoint_forgets_them_as_well(self, store: Store) -> None:
         run = new_run()

@@ -1,14 +1,18 @@
 -- compatible since 0008
 -- Runs that live for ever: see NextGeneration in relight/ports/store.py.
 
--- What is kept of a root's consumed messages, but for the newest that tell a repetition apart.
+-- What is kept of a root's consumed messages, but for the newest signals that tell a repetition apart; and joins of runs that
+-- have ended.
 CREATE FUNCTION relight.prune_inbox(p_run bigint, p_kept integer) RETURNS void LANGUAGE plpgsql
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 BEGIN
-    DELETE FROM relight.inbox AS i WHERE i.run = p_run AND i.consumed AND (i.dedup IS NULL OR i.id <= (
-        SELECT k.id FROM relight.inbox AS k WHERE k.run = p_run AND k.consumed AND k.dedup IS NOT NULL
+    DELETE FROM relight.inbox AS i WHERE i.run = p_run AND i.consumed AND (i.kind <> 'signal' OR i.dedup IS NULL OR i.id <= (
+        SELECT k.id FROM relight.inbox AS k WHERE k.run = p_run AND k.consumed AND k.kind = 'signal' AND k.dedup IS NOT NULL
         ORDER BY k.id DESC OFFSET p_kept LIMIT 1));
+    DELETE FROM relight.inbox AS i WHERE i.run = p_run AND i.kind = 'join' AND NOT EXISTS (
+        SELECT FROM relight.runs AS r
+        WHERE r.id = i.name AND r.root_id IS NULL AND r.status NOT IN ('completed', 'failed', 'cancelled'));
 END $$;
 
 -- The roots of these keys, whose heads the same transaction has moved on to these sequences, begin anew behind them. What begins
