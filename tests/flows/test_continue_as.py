@@ -1023,3 +1023,47 @@ async def test_one_that_never_waits_makes_room_for_others(world: World):
     await endless.cancel()
     with pytest.raises(RunCancelledError):
         await endless.result()
+
+
+async def test_a_signal_that_was_taken_back_from_the_journal_is_taken_once(world: World):
+    """By the wait that asks next, also if the run comes back once more after that."""
+
+    async def _wait(name: str) -> Any:
+        return await wait_for(name)
+
+    @flow
+    async def taking() -> list[Any]:
+        task = asyncio.create_task(_wait("go"))
+        await wait_for("now")
+        task.cancel()
+        first = await wait_for("go")
+        await wait_for("on")
+        return [first, await wait_for("go", timeout="1s", default="nothing")]
+
+    rl = await world.open()
+    store: Any = rl.services.store
+    commit, ready = store.inner.commit, asyncio.Event()
+
+    async def lost(commits: Any) -> Any:
+        events = [j.decode_event(entry) for one in commits for entry in one.entries]
+        if any(isinstance(event, j.OperationCancelled) for event in events):
+            ready.set()
+            await asyncio.Event().wait()
+        return await commit(commits)
+
+    store.inner.commit = lost
+    world.slow["commit"] = 5
+    run = await rl.start(taking, id="t")
+    await until(lambda: waits_for(world, run, "now"))
+    await asyncio.gather(run.signal("now"), run.signal("go", "kept"))
+    await ready.wait()
+    store.inner.commit = commit
+    await world.crash_and_reopen()
+    run = await world.rl.get("t")
+    await until(lambda: waits_for(world, run, "on"))
+    await world.crash_and_reopen()
+    run = await world.rl.get("t")
+    await run.signal("on")
+    await until(lambda: world.asleep(run))
+    world.clock.advance("1s")
+    assert await run.result() == ["kept", "nothing"]
