@@ -1,9 +1,12 @@
 """Looking at runs that wait."""
 
 import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from relight import Handle, Status
+from relight import Handle, Relight, Status
 from relight.model import journal as j
+from relight.ports.store import Commit
 from tests.flows.world import World
 
 
@@ -31,3 +34,43 @@ async def parks(world: World, run: Handle) -> bool:
         return True
     world.clock.advance("1s")
     return False
+
+
+class HeldBack:
+    """Calls of a method of the store, as this engine sees it: those for which `when` holds wait until `go_on` is set."""
+
+    def __init__(self, rl: Relight, method: str, when: Callable[..., bool] = lambda *_: True) -> None:
+        self.reached = asyncio.Event()
+        self.go_on = asyncio.Event()
+        store: Any = rl.services.store
+        inner, name = store.inner, method
+        call = getattr(inner, name)
+
+        async def held_back(*args: Any) -> Any:
+            if when(*args) and not self.go_on.is_set():
+                self.reached.set()
+                await self.go_on.wait()
+            return await call(*args)
+
+        setattr(inner, name, held_back)
+
+
+def begins_a_generation(commits: Sequence[Commit]) -> bool:
+    """Whether one of these commits does."""
+    return any(one.next is not None for one in commits)
+
+
+def gives_up(commits: Sequence[Commit]) -> bool:
+    """Whether one of these commits says that a flow gave up on something, or has ended its generation after that."""
+    events = [j.decode_event(entry) for one in commits for entry in one.entries]
+    return any(isinstance(event, j.OperationCancelled | j.RunContinued) for event in events)
+
+
+async def is_in_generation(world: World, run_id: str, number: int) -> bool:
+    """Whether the run has come so far, and not further."""
+    return (await world.state(run_id)).generation == number
+
+
+async def is_beyond(world: World, run_id: str, generation: int) -> bool:
+    """Whether the run has come further."""
+    return (await world.state(run_id)).generation > generation
