@@ -6,7 +6,9 @@
     postgresql://host/database       PostgreSQL; postgres:// is the same
 
 SQLAlchemy names a driver in the scheme (`postgresql+asyncpg://…`, `sqlite+aiosqlite:///…`). Such a URL is accepted, and the
-driver's name is ignored. Everything else that has a scheme is refused: it would silently become a file of that name.
+driver's name is ignored. Everything else that has a scheme is refused: it would silently become a file of that name. So is what
+looks like a connection string of another form (`host=… password=…`, `postgresql//…` without its colon, `…?option=value`). A path
+that begins with / or . is always a path.
 
 This module opens nothing.
 """
@@ -35,6 +37,16 @@ _SHOWN = frozenset(
     }
 )
 HIDDEN = "…"
+_PASSWORD_FORM = "postgresql://user:password@host:5432/database"
+
+# How text begins that is meant as a connection, not as the name of a file.
+_KEYWORDS = re.compile(
+    r"(?:^|[\s;])(?:host|hostaddr|server|port|dbname|database|user|username|user id|uid|password|passwd|pwd|passfile|service|"
+    r"sslmode)\s*=",
+    re.IGNORECASE,
+)
+_NO_COLON = re.compile(r"(?:postgresql|postgres|sqlite|etcd|mysql|mariadb|file|memory)(?:\+\w+)?//", re.IGNORECASE)
+_OPTIONS = re.compile(r"\?[A-Za-z_]+=")
 
 
 class StoreUrl(msgspec.Struct, frozen=True):
@@ -55,8 +67,9 @@ def parse_store_url(url: str) -> StoreUrl:
         raise ConfigError(f"store {url!r}: write memory: for a store that forgets, or ./{url} for a file of that name")
     found = _SCHEME.fullmatch(url)
     if found is None:
-        if url.startswith("//") and "@" in url:
-            raise ConfigError(f"store {printable_url(url)!r}: the scheme is missing: postgresql://host/database")
+        mistaken = _mistaken(url)
+        if mistaken is not None:
+            raise ConfigError(f"store {printable_url(url)!r}: {mistaken}")
         return StoreUrl("sqlite", url)
     scheme, rest = found.group(1).lower(), found.group(2)
     database = scheme.partition("+")[0]
@@ -64,26 +77,47 @@ def parse_store_url(url: str) -> StoreUrl:
         return StoreUrl("postgresql", f"{database}:{rest}")
     if database == "sqlite" and rest.startswith("///"):
         path = rest.removeprefix("///")
-        if path not in ("", *_MEMORY):
+        if path not in ("", *_MEMORY) and "?" not in path:
             return StoreUrl("sqlite", path)
     raise ConfigError(f"store {printable_url(url)!r}: {_advice(scheme, rest)}")
+
+
+def _mistaken(path: str) -> str | None:
+    """Why text without a scheme is taken for no path; None if it is one. Shows nothing of it: it may hold a password."""
+    if path.startswith("//"):
+        meant = "@" in path or _OPTIONS.search(path) is not None
+        return f"the scheme is missing: {_PASSWORD_FORM}" if meant else None
+    if path.startswith(("/", ".")):
+        return None
+    if _KEYWORDS.search(path) is not None:
+        return f"a connection is written as a URL: {_PASSWORD_FORM}; a file whose name has a = is written ./name"
+    if _NO_COLON.match(path) is not None:
+        return f"a colon comes before the two slashes: {_PASSWORD_FORM}, or sqlite:///path"
+    if "@" in path.partition(":")[2]:
+        return f"expected {ACCEPTED} (a file whose name has a colon is written ./name)"
+    if _OPTIONS.search(path) is not None:
+        return "the path of a file has no options; a file whose name has a ? is written ./name"
+    return None
 
 
 def _advice(scheme: str, rest: str) -> str:
     database = scheme.partition("+")[0]
     name = rest.lstrip("/")
-    if "@" in name and database not in _POSTGRES:  # nothing of it is shown: it may be a password
+    unclear = "@" in name or _KEYWORDS.search(name) is not None  # nothing of it is shown: it may be a password
+    if unclear and database not in _POSTGRES:
         return f"expected {ACCEPTED}"
     if database == "sqlite":
         if name in ("", *_MEMORY):
             return "write memory: for a store that forgets, or name a file"
+        if "?" in name:
+            return "a sqlite: URL has no options; write sqlite:///path, or the path alone if the file's name has a ?"
         return f"three slashes come before a path: sqlite:///{name}, or plainly {name}"
     if database == "file":
         return f"write the path alone: {rest if rest.startswith('/') else name}"
     if database == "memory":
         return "a store that forgets is written memory:"
     if database in _POSTGRES:
-        return "two slashes come before the host: postgresql://host/database"
+        return f"two slashes come before the host: {_PASSWORD_FORM}"
     return f"there is no store for {scheme}:; expected {ACCEPTED} (a file whose name has a colon is written ./name)"
 
 
@@ -91,12 +125,13 @@ def printable_url(url: str) -> str:
     """A URL as it may stand in logs and errors: without user and password, and without the value of any option that might
     be a secret. Where it is not clear which part is the password, nothing but the scheme is left."""
     found = _SCHEME.fullmatch(url)
-    if found is None:  # a path, or a URL that has lost its scheme
-        return HIDDEN if url.startswith("//") and "@" in url else url
+    if found is None:  # a path, or a connection that has lost its scheme
+        return url if _mistaken(url) is None else HIDDEN
     scheme, rest = found.groups()
     place, question, query = rest.partition("?")
-    if "@" in query or "#" in rest or ("@" in place and not place.startswith("//")):
-        return f"{scheme}:{HIDDEN}"  # a password with an unescaped ?, #, / or @ looks like this
+    unclear = "@" in query or "#" in rest or ("@" in place and not place.startswith("//"))
+    if unclear or _KEYWORDS.search(place.lstrip("/")) is not None:
+        return f"{scheme}:{HIDDEN}"  # a password with an unescaped ?, #, / or @ looks like this, or host=… password=…
     slashes = "//" if place.startswith("//") else ""
     place = place.removeprefix("//").rpartition("@")[2]
     options = [

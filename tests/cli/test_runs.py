@@ -200,6 +200,24 @@ def test_what_is_no_database_is_one_line(tmp_path, store, problem):
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    "store",
+    [
+        "host=h password=hunter2 dbname=y",
+        "postgresql//u:hunter2@h/x",
+        "postgresql://u:hun@hunter2@h/x",
+        "a.db?key=hunter2",
+    ],
+)
+def test_what_may_be_a_password_is_not_shown(tmp_path, store):
+    done = relight("runs", "--db", store, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "there is no database" not in done.stderr
+    assert "hunter2" not in done.stdout + done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_unknown_run_is_one_line(folder):
     done = relight("show", "nobody", cwd=folder)
     assert (done.returncode, done.stderr) == (2, "relight: no run has the id 'nobody'\n")

@@ -23,6 +23,13 @@ SECRET = "hunter2"
         ("/srv/app.db", "sqlite", "/srv/app.db"),
         ("./memory", "sqlite", "./memory"),
         ("./a:b.db", "sqlite", "./a:b.db"),
+        ("./host=h password=x", "sqlite", "./host=h password=x"),
+        ("../app.db?mode=ro", "sqlite", "../app.db?mode=ro"),
+        ("/srv/app.db?mode=ro", "sqlite", "/srv/app.db?mode=ro"),
+        ("data//app.db", "sqlite", "data//app.db"),
+        ("//srv/app.db", "sqlite", "//srv/app.db"),
+        ("run=3.db", "sqlite", "run=3.db"),
+        ("a@b/app.db", "sqlite", "a@b/app.db"),
         ("sqlite:///app.db", "sqlite", "app.db"),
         ("sqlite:////srv/app.db", "sqlite", "/srv/app.db"),
         ("SQLite:///app.db", "sqlite", "app.db"),
@@ -56,6 +63,24 @@ def test_which_store_a_url_names(url: str, kind: str, place: str):
         ("postgresql:shop", "two slashes come before the host"),
         ("mysql://db/shop", "there is no store for mysql:"),
         ("a:b.db", "a file whose name has a colon is written ./name"),
+        (
+            f"host=localhost password={SECRET} dbname=y",
+            "a connection is written as a URL: postgresql://user:password@host",
+        ),
+        (f"Server=h;Database=d;User Id=u;Password={SECRET}", "a connection is written as a URL"),
+        (f"options='-c x' password = {SECRET}", "a connection is written as a URL"),
+        (f"postgresql:host=h password={SECRET}", "two slashes come before the host"),
+        (f"file:host=h password={SECRET}", "expected memory:, the path of a SQLite file"),
+        (f"postgresql//u:{SECRET}@h/x", "a colon comes before the two slashes: postgresql://user:password@host"),
+        (f"postgresql//h/x?password={SECRET}", "a colon comes before the two slashes"),
+        ("sqlite///app.db", "a colon comes before the two slashes"),
+        (f"postgresql/u:{SECRET}@h/x", "expected memory:, the path of a SQLite file"),
+        (f"//h/x?password={SECRET}", "the scheme is missing"),
+        ("sqlite:///app.db?mode=ro", "a sqlite: URL has no options; write sqlite:///path"),
+        (f"sqlite:////srv/app.db?key={SECRET}", "a sqlite: URL has no options"),
+        ("app.db?mode=ro", "a file whose name has a ? is written ./name"),
+        (f"postgresql://u:a@{SECRET}@h/d", "@ as %40"),
+        (f"postgresql+asyncpg://u@corp:{SECRET}@h/d", "@ as %40"),
     ],
 )
 def test_what_names_no_store_is_refused_and_makes_no_file(url: str, advice: str, tmp_path, monkeypatch):
@@ -63,6 +88,7 @@ def test_what_names_no_store_is_refused_and_makes_no_file(url: str, advice: str,
     with pytest.raises(ConfigError, match="store") as refused, Relight(url):
         pass
     assert advice in str(refused.value)
+    assert SECRET not in f"{refused.value} {Relight(url).store_name} {load_config(url, {'leases': url}, {})!r}"
     assert list(tmp_path.iterdir()) == []
 
 

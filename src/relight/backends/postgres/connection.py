@@ -126,9 +126,15 @@ def parse(url: str) -> Target:
 
 
 def _refuse_unescaped(parts: SplitResult) -> None:
-    """A password with a /, ? or # in it ends the host for whoever reads the url: what follows would be shown as its path."""
+    """A password with a /, ? or # in it ends the host for whoever reads the url: what follows would be shown as its path. With an
+    @ in it, the password ends early for some programs and late for others."""
     addresses = parts.netloc.rpartition("@")[2].split(",")
-    good = "@" not in parts.path and not parts.fragment and all(map(_is_address, addresses))
+    good = (
+        parts.netloc.count("@") <= 1
+        and "@" not in parts.path
+        and not parts.fragment
+        and all(map(_is_address, addresses))
+    )
     if not good or any("=" not in option for option in parts.query.split("&") if option):
         raise ConfigError(f"store: {_FORM}")
 
