@@ -14,6 +14,7 @@ from relight.errors import RelightError
 from relight.flow.definitions import Flow
 from relight.flow.scope import in_flow_code
 from relight.handle import Handle
+from relight.lifecycle.health import Health
 from relight.model.operations import OperationReport, StepPage
 from relight.model.run import ItemResult, Page, Run, Status
 from relight.recovery.explain import Explanation
@@ -118,6 +119,10 @@ class BlockingRelight:
     @property
     def fault(self) -> str | None:
         return self.relight.fault
+
+    def health(self) -> Health:
+        """As `Relight.health`. It is asked from this thread: it answers also while the loop is busy."""
+        return self.relight.health()
 
     def start(self, flow: Flow[..., Any] | str, *args: Any, id: str | None = None, **kwargs: Any) -> BlockingHandle:  # noqa: A002
         return BlockingHandle(self, self.call(self.relight.start(flow, *args, id=id, **kwargs)))

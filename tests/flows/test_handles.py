@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import datetime as dt
+import inspect
 import threading
 import time
 from pathlib import Path
@@ -27,7 +28,9 @@ from relight import (
     step,
     wait_for,
 )
+from relight.blocking import BlockingHandle, BlockingRelight
 from relight.errors import ConfigError, DefinitionError, RunCancelled
+from relight.handle import Handle
 from relight.model import journal as j
 from relight.model.journal import CancelRequested
 from relight.model.run import Message, MessageKind
@@ -1006,6 +1009,32 @@ def test_the_blocking_facade(tmp_path: Path):
         rl.run(doubling, [1])
     with engine as again:  # it may be opened again
         assert again.run(doubling, [1, 2], id="d") == [2, 4]
+
+
+# Of `rl.relight`, not of `rl` itself; signalled() is for the main thread's loop. The rest is for Relight's own parts.
+NOT_BLOCKING = {
+    Relight: {"config", "metrics", "store_name", "signalled", "services", "orchestrator", "row", "tell"},
+    Handle: set(),
+}
+
+
+@pytest.mark.parametrize(("plain", "blocking"), [(Relight, BlockingRelight), (Handle, BlockingHandle)])
+def test_the_blocking_facade_has_every_method(plain: type, blocking: type):
+    names = {name for name in dir(plain) if not name.startswith("_")}
+    assert names - NOT_BLOCKING[plain] - set(dir(blocking)) == set()
+    for name in names & set(dir(blocking)):
+        if inspect.isfunction(getattr(plain, name)):
+            mine, its = (inspect.signature(getattr(one, name)).parameters for one in (plain, blocking))
+            assert list(mine.values()) == list(its.values()), name
+
+
+def test_a_blocking_engine_tells_its_health():
+    with Relight("memory:") as rl:
+        health = rl.health()
+        assert (health.ok, health.holds_lease, health.fault) == (True, True, None)
+        assert rl.relight.health().owner == health.owner
+    with pytest.raises(RelightError, match="is not open"):
+        rl.health()
 
 
 def blocking_until(condition: Any) -> None:

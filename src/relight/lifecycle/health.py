@@ -28,8 +28,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def health_of(services: Services, live: Sized) -> Health:
-    """As of now. It reads memory only, so it answers also when the store does not."""
-    parts = sorted((part.health for part in services.supervisor.parts.values()), key=lambda part: part.name)
+    """As of now. It reads memory only, so it answers also when the store does not; from any thread."""
+    parts = sorted((part.health for part in list(services.supervisor.parts.values())), key=lambda part: part.name)
     held, fault, refused = services.keeper.held, services.recorder.fault, services.threads.refused
     able = fault is None and not refused and not any(part.failing for part in parts)
     return Health(
