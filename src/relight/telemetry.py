@@ -71,7 +71,8 @@ MEANING: dict[Token, str] = {
     Token.STEP_INTERRUPTED: 'a step with on_crash="fail" was in flight when its process died and is failed instead',
     Token.STEP_RETRYING: "an attempt of a step failed and another follows",
     Token.RUN_RETRYING: "an attempt of a flow failed and another follows",
-    Token.FINGERPRINT_MISMATCH: "a recorded step's code or options have changed since; version_mismatch decides",
+    Token.FINGERPRINT_MISMATCH: "a recorded step's code or options have changed since; version_mismatch decides. Or what is "
+    "recorded no longer fits the signature; the run is held",
     Token.INPUT_MISMATCH: "a recorded step is asked for with other arguments than before; the run is held (rerun: executes it)",
     Token.FOREACH_CUT: "an item of a sequential foreach has changed; it goes on from that item",
     Token.DEFINITION_MISSING: "a run's flow is not registered; the run is held until it is",

@@ -10,17 +10,20 @@ import pytest
 
 from relight import (
     NonDeterminismError,
+    Relight,
     RunCancelledError,
     RunFailedError,
     RunStateError,
     UnknownFlowError,
     VersionMismatchError,
+    continue_as,
     flow,
     step,
     wait_for,
 )
 from relight.flow.registry import Registry
 from relight.model import journal as j
+from relight.recovery.explain import Explanation
 from tests.flows.world import World, until
 
 CALLS: list[str] = []
@@ -38,6 +41,7 @@ def define(registry: Registry, source: str) -> Any:
     for name in registry.names():
         registry.remove(name)
     names: dict[str, Any] = {"step": step, "flow": flow, "wait_for": wait_for, "called": CALLS.append}
+    names["continue_as"] = continue_as
     place = f"program-{next(VERSIONS)}.py"
     linecache.cache[place] = (len(source), None, source.splitlines(keepends=True), place)  # where fingerprints find it
     exec(compile(source, place, "exec"), names)
@@ -179,24 +183,83 @@ async def test_changed_options_count_as_changed_code(world: World, registry: Reg
     assert CALLS == ["work", "work"]
 
 
-async def test_input_that_todays_signature_does_not_take_holds_the_run(world: World, registry: Registry):
-    source = """
+TAKING = """
 @flow
 async def main({signature}) -> str:
+    if n == 0:
+        return continue_as(1, text)
     await wait_for("go")
     return str(n)
 """
-    await world.open()
-    run = await world.rl.start(define(registry, source.format(signature="n: int")), 1, id="r")
+OLD = "n: int, text: str"
+
+
+@pytest.mark.parametrize(
+    ("signature", "matter"),
+    [
+        (OLD + ", more: str", "and the recorded arguments lack 'more'"),
+        ("n: int", "and the recorded arguments hold 'text'"),
+        ("n: bytes, text: str", "argument 'n' of flow 'main' does not read back as bytes"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("first", "began"), [(1, "this run was started with"), (0, "generation 2 of this run began with")]
+)
+@pytest.mark.parametrize("blob", [False, True])
+async def test_input_that_todays_signature_does_not_take_holds_the_run(
+    world: World, registry: Registry, signature: str, matter: str, first: int, began: str, blob: bool
+):
+    await world.open(payload_blob_threshold=1000)
+    text = "x" * 2000 if blob else "x"
+    run = await world.rl.start(define(registry, TAKING.format(signature=OLD)), first, text, id="r")
     await world.until_status("waiting", run)
-    define(registry, source.format(signature="n: int, more: str"))
+    await until(lambda: _generation(world, 2 - first))
+    define(registry, TAKING.format(signature=signature))
+    (before,) = await world.rl.plan()
+    assert before.verdict == ("resume" if blob else "hold-version")  # what stands in a blob is not read for a plan
+    assert before.stuck is not blob
+    assert blob or (began in before.verdict_reason and matter in before.verdict_reason)
     rl = await world.crash_and_reopen()
-    row = await world.until_status("paused", await rl.get("r"))
+    run = await rl.get("r")
+    row = await world.until_status("paused", run)
     assert row.hold == "version"
-    assert "no longer takes the input" in row.reason
-    define(registry, source.format(signature="n: int"))
-    await (await rl.get("r")).resume()
+    assert row.reason.startswith(f"its flow does not take the arguments that {began}: ")
+    assert matter in row.reason
+    assert "then resume() the run" in row.reason
+    found = await rl.explain("r")
+    assert found.sentence.startswith("Run r is held because its code has changed: its flow does not take the arguments")
+    assert len(_said(found)) == 1
+    await run.resume()  # too early
+    await until(lambda: _inbox_is_empty(rl))
+    await world.until_status("paused", run)
+    define(registry, TAKING.format(signature=OLD))
+    await run.resume()
     assert await go(world) == "1"
+
+
+def _said(found: Explanation) -> list[str]:
+    lines = [line.text for line in found.events if line.token == "FINGERPRINT_MISMATCH"]
+    assert all("does not take the arguments" in line for line in lines)
+    return lines
+
+
+async def _inbox_is_empty(rl: Relight) -> bool:
+    return not await rl.services.store.inbox(["r"])
+
+
+async def _generation(world: World, number: int) -> bool:
+    return (await world.state("r")).generation == number
+
+
+async def test_a_flow_that_waits_meets_a_signature_that_does_not_take_its_input(world: World, registry: Registry):
+    """It was not in memory when its code changed: nobody has to die for it to be held, and its log says so as well."""
+    rl = await world.open()
+    await world.park(await rl.start(define(registry, TAKING.format(signature=OLD)), 1, "x", id="r"))
+    define(registry, TAKING.format(signature=OLD + ", more: str"))
+    run = await rl.get("r")
+    await run.signal("go", id="go")
+    assert (await world.until_status("paused", run)).hold == "version"
+    assert len(_said(await rl.explain("r"))) == 1
 
 
 # ---- other operations than recorded

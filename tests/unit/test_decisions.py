@@ -75,6 +75,8 @@ ORPHANS: list[tuple[dict[str, Any], Action, str]] = [
     ({"changed_steps": ("a",)}, Action.RESUME, "its owner died"),
     ({"changed_steps": ("a",), "version_mismatch": "rerun"}, Action.RESUME, "its owner died"),
     ({"changed_steps": ("a",), "version_mismatch": "fail"}, Action.HOLD_VERSION, "step 'a': code or options changed"),
+    # arguments that today's flow does not take: whatever the policy says
+    ({"refused_input": "its flow does not take it"}, Action.HOLD_VERSION, "its flow does not take it"),
     # its end is journaled
     ({"ended": Status.COMPLETED}, Action.FINISH, "its journal ends with completed"),
 ]
@@ -98,6 +100,7 @@ IN_ORDER: list[tuple[dict[str, Any], Action]] = [
     ({"auto_resume": False}, Action.CANCEL),
     ({"crashes_without_progress": 10, "crashes_alone": 10}, Action.HOLD_POISON),
     ({"flow_registered": False}, Action.HOLD_DEFINITION),
+    ({"refused_input": "its flow does not take it"}, Action.HOLD_VERSION),
     ({"changed_steps": ("a",), "version_mismatch": "fail"}, Action.HOLD_VERSION),
     ({"crashes_without_progress": 3, "on_trial": 1}, Action.WAIT),
 ]

@@ -279,12 +279,10 @@ class ArgumentsCodec:
         for slot, codec in zip(slots.slots, self._codecs, strict=True):
             found = sealed.pop(slot.name, None)
             if found is None and slot.default is UNPASSED:
-                raise PayloadError(f"{self._signature()} now takes {slot.name!r}, which its journaled arguments lack")
+                raise PayloadError(f"{self._signature()}, and the recorded arguments lack {slot.name!r}")
             values.append(slot.default if found is None else codec.open(found))
         if sealed:
-            raise PayloadError(
-                f"{self._signature()} no longer takes {', '.join(sealed)}, which its journaled arguments hold"
-            )
+            raise PayloadError(f"{self._signature()}, and the recorded arguments hold {', '.join(map(repr, sealed))}")
         return slots.spread(values)
 
     def digest(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], recorded: str = "") -> str:

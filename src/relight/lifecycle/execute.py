@@ -25,6 +25,7 @@ from relight.flow.definitions import Flow
 from relight.flow.payloads import record_error
 from relight.flow.scope import CURRENT, Scope
 from relight.lifecycle import continuing, hold, refused, replaying, step_bodies, waits
+from relight.lifecycle.facts import input_refusal
 from relight.lifecycle.loop import Ready
 from relight.lifecycle.operation import Operation
 from relight.lifecycle.threads import FlowThread
@@ -104,7 +105,8 @@ def _begin(run: LiveRun, flow: Flow[..., Any], data: bytes) -> None:
     try:
         args, kwargs = flow.arguments.open(data)
     except PayloadError as error:  # they fitted when the run was accepted, so the signature has changed
-        why = f"flow {flow.name!r} no longer takes the input this run was started with: {error}; restore it, then resume()"
+        why = input_refusal(error, run.generation)
+        run.log(Token.FINGERPRINT_MISMATCH, why)
         run.stuck(Hold.VERSION, VersionMismatchError(why))
     else:
         run.start(flow, args, kwargs)

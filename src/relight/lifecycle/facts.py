@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from relight.errors import PayloadError
+from relight.flow.definitions import Flow
 from relight.lifecycle.services import Services
 from relight.model.crashes import NO_CRASHES
 from relight.model.decisions import Facts, Policy
@@ -54,6 +58,7 @@ def facts_of(
         lived_seconds=max(0.0, _died_at(session, now, config.lease_ttl_seconds) - crashes.at) if crashes.at else 0.0,
         trial_seconds=crashes.trial_seconds,
         changed_steps=changed_steps(services, state) if judged and state is not None else (),
+        refused_input=refused_input(flow, state) if flow is not None and state is not None else "",
         by_hand=ours or row.reason == RESUMED_BY_HAND,
         crashed=crashed,
         woken=woken,
@@ -82,6 +87,29 @@ def changed_steps(services: Services, state: TreeState) -> tuple[str, ...]:
         if outcome.kind == "step" and outcome.ending is not Ending.UNSEEN  # nobody is given that
     )
     return services.registry.changed(steps)
+
+
+def refused_input(flow: Flow[..., Any], state: TreeState) -> str:
+    """Why the flow does not take the arguments of the run's generation; empty if it does. What stands in a blob is not read
+    here: whoever calls the flow finds out."""
+    if state.created is None or state.created.input_blob:
+        return ""
+    try:
+        flow.arguments.open(state.created.input)
+    except PayloadError as error:
+        return input_refusal(error, state.generation)
+    except Exception:  # noqa: BLE001 - the annotations' own code: it says so where the flow is called
+        return ""
+    return ""
+
+
+def input_refusal(error: PayloadError, generation: int) -> str:
+    """What is the matter with a run whose arguments its flow no longer takes, and what to do."""
+    began = "this run was started with" if generation == 1 else f"generation {generation} of this run began with"
+    return (
+        f"its flow does not take the arguments that {began}: {error}; let the flow take them again (a new parameter needs a "
+        "default), then resume() the run"
+    )
 
 
 def open_children(state: TreeState) -> list[str]:

@@ -338,6 +338,8 @@ async def _act(orchestrator: Orchestrator, restored: _Restored, crashed: bool) -
     write = _final_write(restored)
     if run.held is not None:  # whoever resumed it came too early, and has been heard
         run.writer.consume([message.id for message in restored.inbox if message.kind is MessageKind.RESUME])
+        if not crashed:  # see _record_recovery
+            run.log(_TOKENS[decision.action], decision.reason)
     await hold.depart(run, decision.reason, 0.0, write)
 
 

@@ -194,5 +194,6 @@ class RunRecord:
             return codec.open(outcome.output)
         except PayloadError as error:
             why = f"{error}; restore the annotation it was recorded with, then resume() the run"
+            self.log(Token.FINGERPRINT_MISMATCH, why)
             self.stuck(Hold.VERSION, VersionMismatchError(why))
             return None

@@ -77,6 +77,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     lived_seconds: float = 0.0  # from its last recovery to the death of its process
     trial_seconds: float = 0.0  # what was decided with its last death
     changed_steps: tuple[str, ...] = ()  # recorded steps whose code is another today
+    refused_input: str = ""  # why today's flow does not take the arguments of its generation, as far as that is known
     # the other suspects
     on_trial: int = 0  # how many are tried by this process now,
     trial_ends_at: float = 0.0  # and until when, at the latest
@@ -116,6 +117,8 @@ def decide(facts: Facts) -> Decision:
             Action.HOLD_DEFINITION,
             f"flow {facts.flow!r} is not registered in this process; import or register it, and the run goes on by itself",
         )
+    if facts.refused_input:
+        return Decision(Action.HOLD_VERSION, facts.refused_input)
     if facts.changed_steps and facts.policy.version_mismatch == "fail":
         return Decision(
             Action.HOLD_VERSION,

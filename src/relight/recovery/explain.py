@@ -170,7 +170,7 @@ def _paused(known: Known, now: float) -> str:
     kind = {
         Hold.USER: "was paused by request",
         Hold.DEFINITION: "is held because its flow is missing",
-        Hold.VERSION: "is held because code of finished steps has changed",
+        Hold.VERSION: "is held because its code has changed",
         Hold.NONDETERMINISM: "is held because its flow asks for other steps than its journal holds",
         Hold.CORRUPT: "is held because its journal cannot be read",
         Hold.POISON: "is held as poison",
