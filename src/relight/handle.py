@@ -24,7 +24,7 @@ from relight.flow.registry import REGISTRY
 from relight.model.blob import check_blob
 from relight.model.journal import ErrorRecord
 from relight.model.operations import OperationReport, StepPage, operations, page
-from relight.model.replay import restore
+from relight.model.replay import TreeState, restore
 from relight.model.run import Hold, Message, MessageKind, Run, Status
 from relight.model.text import check_name, prose
 
@@ -63,11 +63,7 @@ class Handle:
     async def operations(self) -> list[OperationReport]:
         """Every operation in its journal, waits and child runs included. CorruptionError if that cannot be read."""
         row = await self._relight.row(self.id)
-        services = self._relight.services
-        (journal,) = await services.store.read([row.root_id])
-        if isinstance(journal, Exception):
-            raise journal
-        return operations(restore(journal), row, services.clock.now())
+        return operations(await read_state(self._relight, row), row, self._relight.services.clock.now())
 
     async def result(self, timeout: Duration | None = None) -> Any:
         """Wait for the end: the flow's result, typed by its annotation.
@@ -186,6 +182,14 @@ class Handle:
         await self._relight.tell(
             Message(run_id=self.id, kind=kind, name=name, payload=payload, payload_blob=blob, dedup=dedup)
         )
+
+
+async def read_state(relight: Relight, row: Run) -> TreeState:
+    """What the journal of the run's tree holds. CorruptionError if that cannot be read."""
+    (journal,) = await relight.services.store.read([row.root_id])
+    if isinstance(journal, Exception):
+        raise journal
+    return restore(journal)
 
 
 _HELD: dict[Hold, type[RelightError]] = {

@@ -317,7 +317,7 @@ def test_explain_gives_json(scene):
     found = answer("explain", "order", "--module", MODULE, cwd=scene)
     assert set(found) == {
         *("run", "sentence", "status", "flow", "owner", "owner_alive", "last_heartbeat", "lease_expires_at"),
-        *("owner_trouble", "generation"),
+        *("owner_trouble", "generation", "input"),
         *("epoch", "created_at", "updated_at", "last_entry", "last_operation", "waits_for", "unread", "steps", "plan"),
         "events",
     }

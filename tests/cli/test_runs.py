@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from relight import Relight, Retry, current_step, flow, step, wait_for
+from relight import Relight, Retry, continue_as, current_step, flow, step, wait_for
 from relight.backends.sqlite.store import SqliteStore
 from relight.clock import SYSTEM_CLOCK
 from relight.model.operations import _ENDINGS
@@ -50,6 +50,11 @@ async def cli_flaky() -> None:
 @flow
 async def cli_broken() -> None:
     await cli_fail("[bold]luck[/bold]")
+
+
+@flow
+async def cli_again(n: int, text: str) -> int:
+    return n if n == 3 else continue_as(n + 1, text)
 
 
 @flow
@@ -125,7 +130,28 @@ def test_show_has_the_row_and_its_operations(folder):
     ]
     child = json.loads(relight("show", "parent/cli_child", "--json", cwd=folder).stdout)
     assert (child["root"], child["parent"]) == ("parent", "parent")
+    assert (run["generation"], run["generation_input"], child["generation"]) == (1, run["input"], None)
     assert [one["key"] for one in child["operations"]] == ["cli_child/cli_add"]
+
+
+async def test_the_arguments_of_the_current_generation_are_shown(tmp_path):
+    async with Relight(tmp_path / "relight.db", payload_blob_threshold=1000) as rl:
+        for run_id, text in (("small", "[b]x"), ("large", "x" * 2000)):
+            await rl.run(cli_again, 1, text, id=run_id)
+        small, large = await rl.explain("small"), await rl.explain("large")
+    assert (small.generation, json.loads(small.input)) == (3, {"n": 3, "text": "[b]x"})
+    assert large.input.startswith("blob ")
+    shown = json.loads(relight("show", "small", "--json", cwd=tmp_path).stdout)
+    assert shown["input"] == {"n": 1, "text": "[b]x"}
+    assert (shown["generation"], shown["generation_input"]) == (3, {"n": 3, "text": "[b]x"})
+    assert json.loads(relight("explain", "small", "--json", cwd=tmp_path).stdout)["input"] == small.input
+    for command in ("show", "explain"):
+        assert '{"n":3,"text":"[b]x"}' in relight(command, "small", cwd=tmp_path).stdout.replace(", ", ",").replace(
+            ": ", ":"
+        )
+    blob = json.loads(relight("show", "large", "--json", cwd=tmp_path).stdout)["generation_input"]["blob"]
+    assert large.input == f"blob {blob}"
+    assert large.input in relight("explain", "large", cwd=tmp_path).stdout
 
 
 def test_show_has_times_and_errors_of_attempts(tmp_path):

@@ -155,6 +155,7 @@ def test_the_json_of_plan_and_explain_is_what_the_page_says():
         lease_expires_at=None,
         epoch=1,
         generation=1,
+        input="{}",
         created_at=0.0,
         updated_at=0.0,
         last_entry=0,

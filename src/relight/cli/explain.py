@@ -12,7 +12,7 @@ from rich.table import Table
 from relight.cli.database import Database, Modules, looking, modules_of
 from relight.cli.recovery import as_dict
 from relight.cli.runs import local_time, utc_time
-from relight.cli.show import operation_as_dict, step_text
+from relight.cli.show import operation_as_dict, shortened, step_text
 from relight.cli.terminal import AsJson, make_console
 from relight.recovery.explain import Explanation
 
@@ -45,6 +45,7 @@ def _as_dict(found: Explanation) -> dict[str, Any]:
         "lease_expires_at": utc_time(found.lease_expires_at),
         "epoch": found.epoch,
         "generation": found.generation,
+        "input": found.input,
         "created_at": utc_time(found.created_at),
         "updated_at": utc_time(found.updated_at),
         "last_entry": found.last_entry,
@@ -73,6 +74,7 @@ def _print(found: Explanation) -> None:
     facts.add_row("epoch", str(found.epoch))
     if found.generation > 1:
         facts.add_row("generation", str(found.generation))
+    facts.add_row("input", escape(shortened(found.input)))
     facts.add_row("last entry", f"{found.last_entry} {escape(found.last_operation)}".strip())
     for wait in found.waits_for:
         facts.add_row("waits for", escape(wait))

@@ -13,7 +13,9 @@ from relight.cli.database import Database, looking
 from relight.cli.runs import describe, local_time, payload, status_text, utc_time
 from relight.cli.terminal import AsJson, make_console
 from relight.errors import CorruptionError, UpgradeRequiredError
-from relight.model.operations import OperationReport
+from relight.handle import read_state
+from relight.model.operations import OperationReport, operations
+from relight.model.replay import TreeState
 from relight.model.run import Run
 
 
@@ -27,19 +29,30 @@ def show(
 ) -> None:
     """Show one run: its row, and every operation in its journal."""
     with looking(db) as rl:
-        handle = rl.get(run)
-        row = handle.describe()
-        operations: list[OperationReport] = []
+        row = rl.get(run).describe()
+        reports: list[OperationReport] = []
+        state: TreeState | None = None
         trouble: str | None = None
         try:
-            operations = handle.operations()
+            state = rl.call(read_state(rl.relight, row))
+            reports = operations(state, row, rl.relight.services.clock.now())
         except (CorruptionError, UpgradeRequiredError) as error:
             trouble = str(error)
+    now = _generation(row, state)
     if as_json:
-        listed = [operation_as_dict(one) for one in operations]
-        print(json.dumps({**describe(row), "operations": listed, "journal_error": trouble}, indent=2))
+        listed = [operation_as_dict(one) for one in reports]
+        print(json.dumps({**describe(row), **now, "operations": listed, "journal_error": trouble}, indent=2))
         return
-    _print(row, operations, trouble, last or len(operations))
+    _print(row, now, reports, trouble, last or len(reports))
+
+
+def _generation(row: Run, state: TreeState | None) -> dict[str, Any]:
+    """Which generation of the run is the current one, and its arguments: the row has those of the first. None of a child run,
+    which has no generations of its own, and where the journal cannot be read."""
+    if state is None or state.created is None or not row.is_root:
+        return {"generation": None, "generation_input": None}
+    created = state.created
+    return {"generation": state.generation, "generation_input": payload(bytes(created.input), created.input_blob)}
 
 
 def operation_as_dict(one: OperationReport) -> dict[str, Any]:
@@ -61,7 +74,7 @@ def operation_as_dict(one: OperationReport) -> dict[str, Any]:
     }
 
 
-def _print(row: Run, operations: list[OperationReport], trouble: str | None, last: int) -> None:
+def _print(row: Run, now: dict[str, Any], operations: list[OperationReport], trouble: str | None, last: int) -> None:
     console = make_console()
     facts = Table(show_header=False, box=None, pad_edge=False)
     facts.add_column(style="dim")
@@ -76,6 +89,8 @@ def _print(row: Run, operations: list[OperationReport], trouble: str | None, las
     if row.wake_at is not None:
         facts.add_row("due", local_time(row.wake_at))
     facts.add_row("input", escape(_short(payload(row.input, row.input_blob))))
+    if (now["generation"] or 1) > 1:
+        facts.add_row("generation", f"{now['generation']}, which began with {escape(_short(now['generation_input']))}")
     if row.output is not None:
         facts.add_row("output", escape(_short(payload(row.output, row.output_blob))))
     if row.error is not None:
@@ -133,5 +148,9 @@ def _duration(seconds: float) -> str:
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
+    return shortened(json.dumps(value, ensure_ascii=False))
+
+
+def shortened(text: str) -> str:
+    """For a line of a table."""
     return text if len(text) <= 100 else text[:99] + "…"

@@ -31,7 +31,10 @@ class Explanation(msgspec.Struct, kw_only=True):
     last_heartbeat: float | None
     lease_expires_at: float | None
     epoch: int
-    generation: int  # how often its flow has begun: see continue_as()
+    generation: int  # how often its flow has begun: see continue_as(),
+    input: (
+        str  # and the arguments of that: JSON, or "blob <digest>" for large ones; empty if its journal cannot be read
+    )
     created_at: float
     updated_at: float
     last_entry: int
@@ -62,6 +65,7 @@ async def explain(services: Services, run_id: str) -> Explanation:
         lease_expires_at=None if session is None else session.expires_at,
         epoch=row.epoch,
         generation=1 if state is None else state.generation,
+        input=_input(state),
         created_at=row.created_at,
         updated_at=row.updated_at,
         last_entry=0 if state is None else state.sequence,
@@ -220,6 +224,13 @@ def _wait(key: str, begun: Open) -> str:
     if begun.what == "run":
         return f"run {begun.name!r} to end ({key})"
     return f"a timer{until} ({key})"
+
+
+def _input(state: TreeState | None) -> str:
+    """The arguments of its generation."""
+    if state is None or state.created is None:
+        return ""
+    return f"blob {state.created.input_blob}" if state.created.input_blob else bytes(state.created.input).decode()
 
 
 def _steps(state: TreeState, row: Run, now: float) -> list[OperationReport]:
