@@ -36,3 +36,33 @@ def test_it_says_the_same_as_one_that_is_forked(arguments: list[str], tmp_path: 
     )
     forked = relight(*arguments, cwd=tmp_path)
     assert (forked.returncode, forked.stdout, forked.stderr) == (done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "store", "leases"),
+    [
+        ("asyncpg", "postgres", "postgresql://127.0.0.1:1/d", "store"),
+        ("grpc", "etcd", "memory:", "etcd://127.0.0.1:1"),
+        ("aetcd", "etcd", "memory:", "etcd://127.0.0.1:1"),
+    ],
+)
+@pytest.mark.parametrize("command", [True, False])
+def test_a_missing_extra_is_named(
+    package: str, extra: str, store: str, leases: str, command: bool, tmp_path: Path
+) -> None:
+    if command:
+        use = f"from relight.cli.main import app; app(['orchestrator', '--db', {store!r}, '--leases', {leases!r}])"
+    else:
+        use = f"from relight import Relight; Relight({store!r}, leases={leases!r}).__enter__()"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.modules[{package!r}] = None; {use}"],  # as if it were not installed
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == (2 if command else 1)
+    said = done.stderr.splitlines()
+    assert f"needs the package {package}, which is not installed: pip install 'relight[{extra}]'" in said[-1]
+    assert len(said) == 1 or not command

@@ -47,6 +47,7 @@ SENTENCES: list[tuple[Known, str]] = [
     (known(Status.WAITING, ALIVE, owner="a#1"), "and is driven by a#1, which is alive"),
     *((known(Status.PAUSED, hold=hold, reason="because"), ": because.") for hold in Hold),
     (known(Status.PAUSED), "is paused."),
+    (known(Status.PAUSED, hold=Hold.USER, reason="paused by request; ask"), "Run r was paused by request; ask."),
     (
         known(Status.PAUSED, owner="a#1"),
         "was about to go on after a pause, and was driven by a#1, whose session is gone",
@@ -136,7 +137,8 @@ async def test_a_walk_through_the_states_of_real_runs(world: World, registry: Re
     await until(lambda: says("short", "completed at"))
     await (await rl.get("running")).pause()
     gate.set()
-    await until(lambda: says("running", "was paused by request"))
+    await until(lambda: says("running", "Run running was paused by request; resume() frees it."))
+    assert (await rl.explain("running")).plan.reason == "it is paused by request; resume() frees it"
     await world.park(await rl.get("signalled"))
     assert await says("signalled", "waits, out of memory, for signal 'go'")
     explained = await rl.explain("signalled")

@@ -177,7 +177,8 @@ def _left_alone(facts: Facts) -> Decision | None:
     if facts.woken:
         return None
     if paused:
-        return Decision(Action.LEAVE, f"it is paused: {facts.reason}")
+        by_request = facts.reason.startswith("paused by request")
+        return Decision(Action.LEAVE, f"it is {facts.reason}" if by_request else f"it is paused: {facts.reason}")
     if facts.owner is None:
         return _waits(facts)
     stale_at = (facts.started_at if facts.last_heartbeat is None else facts.last_heartbeat) + (

@@ -171,6 +171,8 @@ def _paused(known: Known, now: float) -> str:
     row = known.row
     if row.owner is not None:
         return f"was about to go on after a pause, and {_held(known, now)}"
+    if row.hold is Hold.USER and row.reason.startswith("paused by request"):
+        return f"was {row.reason}"
     kind = {
         Hold.USER: "was paused by request",
         Hold.DEFINITION: "is held because its flow is missing",
