@@ -22,6 +22,7 @@ from relight.backends.sqlite.store import SqliteStore
 from relight.clock import SYSTEM_ENTROPY
 from relight.flow.registry import REGISTRY
 from relight.lifecycle import hold
+from relight.lifecycle.bodies import Body
 from relight.model.journal import AnyEvent, Journal, decode_event
 from relight.model.replay import TreeState, restore
 from relight.model.run import News
@@ -167,6 +168,10 @@ class World:
             hold.stop_bodies(run)
             run.loop.unwind("crashed")
             run.turns.unwind("crashed")
+        for work in services.bodies.queue:
+            if isinstance(work, Body):
+                work.drop()  # or Python complains, in some later test, that nobody ever awaited it
+        services.bodies.queue.clear()
         for task in tasks:
             task.cancel()
         await services.supervisor.stop()

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from relight.lifecycle.run import LiveRun
 
 
-async def _guarded(operation: _Spawn | _Join, work: Coroutine[Any, Any, None]) -> None:
+async def _guarded(operation: _Spawn | _Join, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """What an operation does on the program's loop. What goes wrong with it is its outcome: recorded, as any other."""
     try:
-        await work
+        await work()
     except Unwind:
         pass  # the run leaves memory, and this begins again when it comes back
     except Exception as error:  # noqa: BLE001 - the flow may react to it, and replay must see it again
@@ -51,7 +51,7 @@ class _Spawn(Operation):
         if self._given_id is None:
             self._record()
         else:
-            self.do(_guarded(self, self._check_and_record()))
+            self.do(_guarded(self, self._check_and_record))
 
     async def _check_and_record(self) -> None:
         known = await self.run.read(lambda store: store.get_run(self._id))
@@ -134,7 +134,7 @@ class _Join(waits.Receive):
         self._asking = True  # whether the other one will tell
 
     def begin(self) -> None:
-        self.do(_guarded(self, self._ask()))
+        self.do(_guarded(self, self._ask))
 
     async def _ask(self) -> None:
         """Begin to wait if the other run has yet to end, and then tells this one."""
@@ -151,7 +151,7 @@ class _Join(waits.Receive):
 
     def receive(self, message: Message) -> None:
         self.stir()
-        self.do(_guarded(self, self._look(message)))
+        self.do(_guarded(self, lambda: self._look(message)))
 
     async def _look(self, message: Message | None) -> None:
         """The message that told of its end, if there was need of one, and the awaited run's final row."""
