@@ -11,7 +11,7 @@ from tests.cluster.arena import Arena, flows
 RUNS = 100
 
 
-@pytest.mark.parametrize("kind", [pytest.param("sqlite", marks=pytest.mark.soak_ci), "postgres"])
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_runs_that_fall_due_together_go_to_both_of_two_idle_orchestrators(arena: Arena):
     """One of them would take a whole batch of a hundred, and the other find nothing."""
     async with arena.opened(10.0) as (cluster, rl):

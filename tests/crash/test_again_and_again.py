@@ -32,7 +32,7 @@ SECOND_ORDER = {
 
 @pytest.mark.timeout(600)  # a matrix of processes, however busy the machine is
 @pytest.mark.parametrize("name", SECOND_ORDER)
-@pytest.mark.parametrize("step", [47, pytest.param(6, marks=CI), pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("step", [31, pytest.param(6, marks=CI), pytest.param(1, marks=pytest.mark.soak)])
 def test_killed_again_at_every_point_of_its_recovery(
     name: str, step: int, explorers: Explorers, verify: Verify
 ) -> None:

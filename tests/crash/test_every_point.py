@@ -17,7 +17,7 @@ from tests.crash.conftest import Explorers, Verify
 
 # One in so many operations of each mode, from a place on that differs from shape to shape: what they have in common, such as
 # opening, is tried at another point by each.
-SAMPLE: dict[Mode, int] = {"after": 17, "during": 11, "before": 43, "raise": 37, "refuse": 59}
+SAMPLE: dict[Mode, int] = {"after": 11, "during": 7, "before": 29, "raise": 23, "refuse": 37}
 # What a death before an operation leaves, a death after the last write has left, mostly; refusals kill nobody.
 MOST: dict[Mode, int] = {"after": 1, "during": 1, "before": 4, "raise": 4, "refuse": 6}
 

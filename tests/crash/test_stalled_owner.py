@@ -28,7 +28,7 @@ BRANCHES = {
 @pytest.mark.timeout(600)  # a matrix of processes, however busy the machine is
 @pytest.mark.parametrize("name", BRANCHES)
 @pytest.mark.parametrize(
-    "step", [23, pytest.param(2, marks=pytest.mark.soak_ci), pytest.param(1, marks=pytest.mark.soak)]
+    "step", [13, pytest.param(2, marks=pytest.mark.soak_ci), pytest.param(1, marks=pytest.mark.soak)]
 )
 def test_stalled_before_every_operation(name: str, step: int, explorers: Explorers, verify: Verify) -> None:
     shape = SHAPES[name]

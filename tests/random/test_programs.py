@@ -20,8 +20,8 @@ from tests.random.shrink import shrink
 from tests.random.trial import MODES, Found, Trials
 from tests.seeds import known_seeds
 
-# How many programs: some seconds of one processor in all.
-COUNTS = {"undisturbed": 24, "parked": 40, "checkpoints": 32, "killed": 56}
+# How many programs: a quarter of a minute of one processor in all.
+COUNTS = {"undisturbed": 40, "parked": 80, "checkpoints": 60, "killed": 100}
 PART = 100  # for one test
 
 
