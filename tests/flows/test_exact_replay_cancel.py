@@ -79,7 +79,7 @@ async def test_cancelled_during_a_sync_step_the_clean_up_runs(world: World, shap
     run = await rl.start(lease_sync if shape in ("sync", "parallel") else lease)
     await asyncio.wait_for(gate.entered.wait(), 60)
     await run.cancel("sold")
-    await turns()
+    await cancel_is_heard(world, run)
     gate.open()
     with pytest.raises(RunCancelledError, match="sold"):
         await run.result("60s")
