@@ -25,7 +25,8 @@ from relight import (
 from relight.model import journal as j
 from relight.model.run import MessageKind, Status
 from tests.flows.calls import Calls, finish, marking
-from tests.flows.watching import HeldBack, begins_a_generation, is_in_generation, waits_for
+from tests.flows.watching import begins_a_generation, is_in_generation, waits_for
+from tests.flows.ways import Held
 from tests.flows.world import World, until
 
 
@@ -114,11 +115,11 @@ async def test_a_generation_that_had_ended_and_was_not_committed_ends_again(worl
         return continue_as(n + 1)
 
     rl = await world.open()
-    next_one = HeldBack(rl, "commit", begins_a_generation)
+    next_one = Held(world, "commit", begins_a_generation)
     await rl.start(turning, 0, id="t")
     await next_one.reached.wait()
     await world.crash()
-    next_one.go_on.set()
+    next_one.let_go()
     await world.open()
     assert await finish(world, "t") == 1
     assert calls == ["turn 0", "turn 1"]

@@ -13,7 +13,8 @@ from relight import (
 )
 from relight.model.run import MessageKind
 from tests.flows.calls import finish
-from tests.flows.watching import HeldBack, begins_a_generation, gives_up, is_in_generation, turns, waits_for
+from tests.flows.watching import begins_a_generation, gives_up, is_in_generation, turns, waits_for
+from tests.flows.ways import Held
 from tests.flows.world import World, until
 
 
@@ -110,7 +111,7 @@ async def test_a_signal_whose_blob_is_being_read_when_the_flow_gives_up_on_it(wo
         return str(await wait_for("go"))
 
     rl = await world.open(payload={"blob_threshold": 16})
-    blob = HeldBack(rl, "get_blob")
+    blob = Held(world, "get_blob")
     run = await rl.start(taking, 0, id="t")
     await until(lambda: waits_for(world, run, "now"))
     await run.signal("go", text)
@@ -118,7 +119,7 @@ async def test_a_signal_whose_blob_is_being_read_when_the_flow_gives_up_on_it(wo
     await run.signal("now")
     await until(lambda: is_in_generation(world, "t", 2))
     await turns(200)  # until that waits, too
-    blob.go_on.set()
+    blob.let_go()
     assert await run.result() == text
 
 
@@ -135,8 +136,8 @@ async def test_a_blob_that_is_missing_is_no_matter_of_a_generation_that_has_ende
         return str(await wait_for("small"))
 
     rl = await world.open(payload={"blob_threshold": 16})
-    next_one = HeldBack(rl, "commit", begins_a_generation)
-    blob = HeldBack(rl, "get_blob")
+    next_one = Held(world, "commit", begins_a_generation)
+    blob = Held(world, "get_blob")
     run = await rl.start(taking, 0, id="t")
     await until(lambda: waits_for(world, run, "now"))
     await run.signal("large", "x" * 500)
@@ -144,10 +145,10 @@ async def test_a_blob_that_is_missing_is_no_matter_of_a_generation_that_has_ende
     world.lose_blobs()
     await run.signal("now")
     await next_one.reached.wait()
-    blob.go_on.set()
+    blob.let_go()
     await turns(100)
     await run.signal("small", "taken")
-    next_one.go_on.set()
+    next_one.let_go()
     assert await run.result() == "taken"
 
 
@@ -169,7 +170,7 @@ async def test_a_signal_that_was_recorded_for_a_wait_which_the_flow_gave_up_on_i
         return str(await wait_for("go"))
 
     rl = await world.open()
-    commit = HeldBack(rl, "commit", gives_up)
+    commit = Held(world, "commit", gives_up)
     world.slow["commit"] = 5
     run = await rl.start(taking, 0, id="t")
     await until(lambda: waits_for(world, run, "now"))
@@ -177,17 +178,17 @@ async def test_a_signal_that_was_recorded_for_a_wait_which_the_flow_gave_up_on_i
     await commit.reached.wait()
     if how == "crash":
         await world.crash()
-        commit.go_on.set()
+        commit.let_go()
         await world.open()
     elif how == "close":
         closing = asyncio.ensure_future(world.close())
         await turns()
-        commit.go_on.set()
+        commit.let_go()
         await closing
         await world.open()
     else:
         await run.pause()
-        commit.go_on.set()
+        commit.let_go()
         await world.until_status("paused", run)
         await run.resume()
     assert await finish(world, "t") == "kept"
@@ -206,14 +207,14 @@ async def test_a_signal_that_was_taken_back_from_the_journal_is_taken_once(world
         return [first, await wait_for("go", timeout="1s", default="nothing")]
 
     rl = await world.open()
-    commit = HeldBack(rl, "commit", gives_up)
+    commit = Held(world, "commit", gives_up)
     world.slow["commit"] = 5
     run = await rl.start(taking, id="t")
     await until(lambda: waits_for(world, run, "now"))
     await asyncio.gather(run.signal("now"), run.signal("go", "kept"))
     await commit.reached.wait()
     await world.crash()
-    commit.go_on.set()
+    commit.let_go()
     await world.open()
     run = await world.rl.get("t")
     await until(lambda: waits_for(world, run, "on"))
@@ -241,7 +242,7 @@ async def test_signals_keep_their_order_when_some_were_taken_back(world: World, 
         return [len(await wait_for("x")), len(await wait_for("x"))]
 
     rl = await world.open(payload={"blob_threshold": 16})
-    blob = HeldBack(rl, "get_blob")
+    blob = Held(world, "get_blob")
     run = await rl.start(taking, 0, id="t")
     await until(lambda: waits_for(world, run, "now"))
     await run.signal("x", "large" * 100)
@@ -250,7 +251,7 @@ async def test_signals_keep_their_order_when_some_were_taken_back(world: World, 
     await asyncio.gather(run.signal("now"), run.signal("x", "small"))
     await until(lambda: is_in_generation(world, "t", 2))
     assert len((await world.state("t")).unclaimed) == 1
-    blob.go_on.set()
+    blob.let_go()
     await (world.crash_and_reopen() if how == "crash" else world.close_and_reopen())
     await (await world.rl.get("t")).signal("on")
     assert await finish(world, "t") == [500, 5]

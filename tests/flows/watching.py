@@ -1,10 +1,9 @@
 """Looking at runs that wait."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from relight import Handle, Relight, Status
+from relight import Handle, Status
 from relight.model import journal as j
 from relight.ports.store import Commit
 from tests.flows.world import World
@@ -34,25 +33,6 @@ async def parks(world: World, run: Handle) -> bool:
         return True
     world.clock.advance("1s")
     return False
-
-
-class HeldBack:
-    """Calls of a method of the store, as this engine sees it: those for which `when` holds wait until `go_on` is set."""
-
-    def __init__(self, rl: Relight, method: str, when: Callable[..., bool] = lambda *_: True) -> None:
-        self.reached = asyncio.Event()
-        self.go_on = asyncio.Event()
-        store: Any = rl.services.store
-        inner, name = store.inner, method
-        call = getattr(inner, name)
-
-        async def held_back(*args: Any) -> Any:
-            if when(*args) and not self.go_on.is_set():
-                self.reached.set()
-                await self.go_on.wait()
-            return await call(*args)
-
-        setattr(inner, name, held_back)
 
 
 def begins_a_generation(commits: Sequence[Commit]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from relight import Handle, wait_for
@@ -61,14 +62,17 @@ class ThreadGate:
 
 
 class Held:
-    """A method of an engine's store that does not begin before the test lets it."""
+    """A method of an engine's store that does not begin before the test lets it; or only those calls for which `when` holds."""
 
-    def __init__(self, world: World, method: str) -> None:
+    def __init__(self, world: World, method: str, when: Callable[..., bool] = lambda *_: True) -> None:
         store, self._open = world.rl.services.store, asyncio.Event()
+        self.reached = asyncio.Event()  # a call waits, or has waited
         plain = getattr(store, method)
 
         async def held(*args: Any) -> Any:
-            await self._open.wait()
+            if when(*args):
+                self.reached.set()
+                await self._open.wait()
             return await plain(*args)
 
         setattr(store, method, held)
