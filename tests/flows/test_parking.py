@@ -64,7 +64,7 @@ async def test_a_parked_sync_flow_holds_no_thread(world: World):
     for run in runs:
         await until(lambda run=run: is_parked(world, run))
     assert threading.active_count() <= before + 2 + 1  # and the one that watches for flow code that blocks
-    assert rl.services.threads.in_use == 0
+    await until(lambda: rl.services.threads.in_use == 0)  # a thread gives it back after its work has ended
     for n, run in enumerate(runs):
         await run.signal("go")
         assert (await run.result()).startswith(f"{n} went on")
