@@ -30,6 +30,8 @@ from relight.testing.conformance.build import (
 )
 from relight.testing.conformance.lease_build import DEADLINE_SECONDS, pause
 
+pytestmark = pytest.mark.xdist_group("pgbouncer")  # all share one
+
 PACKAGES = ("pgbouncer", "libc-ares2", "libevent-2.1-7")
 
 CONFIG = """

@@ -13,6 +13,7 @@ from typing import Any
 from uuid import UUID
 
 import apsw
+import msgspec
 import pytest
 
 from relight import Handle, Relight, Run
@@ -197,6 +198,8 @@ class World:
 
     async def end(self) -> None:
         for engine in list(self._engines):
+            # Steps that a test has left standing are not waited for.
+            engine.config = msgspec.structs.replace(engine.config, shutdown_grace_seconds=0.0)
             await self.close(engine)
         # The engines would outlive the test by this, a thousand of them, and the garbage collector would go through them all.
         asyncio.get_running_loop().set_exception_handler(None)

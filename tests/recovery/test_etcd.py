@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,11 @@ from relight.backends.memory import MemoryStore
 from relight.clock import SYSTEM_CLOCK, SystemClock
 from relight.model.journal import RunRecovered, decode_event
 from relight.testing.cluster import until
-from relight.testing.servers.etcd import EtcdServer, etcd_or_skip
+from relight.testing.servers.etcd import EtcdServer
 from tests.recovery.test_leases import Work
 
 TTL = 3.0
 _prefixes = count(1)
-
-
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[EtcdServer]:
-    with (
-        tempfile.TemporaryDirectory(prefix="relight-etcd-") as folder,
-        EtcdServer(Path(folder), etcd_or_skip()) as server,
-    ):
-        yield server
 
 
 class Behind(SystemClock):
@@ -62,8 +52,8 @@ class Engines:
 
 
 @pytest.fixture
-async def engines(etcd: EtcdServer, tmp_path: Path) -> AsyncIterator[Engines]:
-    engines = Engines(tmp_path / "relight.db", f"etcd://{etcd.endpoint}/recovery{next(_prefixes)}")
+async def engines(etcd_server: EtcdServer, tmp_path: Path) -> AsyncIterator[Engines]:
+    engines = Engines(tmp_path / "relight.db", f"etcd://{etcd_server.endpoint}/recovery{next(_prefixes)}")
     yield engines
     for rl in engines.opened:
         await rl.close()
@@ -114,9 +104,9 @@ class Ahead(MemoryStore):
         return SYSTEM_CLOCK.now() + 3600.0
 
 
-async def test_times_of_sessions_are_told_by_the_stores_clock(etcd: EtcdServer):
+async def test_times_of_sessions_are_told_by_the_stores_clock(etcd_server: EtcdServer):
     """etcd has none, and they are compared with the store's: `stale_timeout`, and for how long somebody is silent."""
-    leases = f"etcd://{etcd.endpoint}/recovery{next(_prefixes)}"
+    leases = f"etcd://{etcd_server.endpoint}/recovery{next(_prefixes)}"
     async with Relight(store=Ahead(clock=SYSTEM_CLOCK), leases=leases, recovery={"lease_ttl": TTL}) as rl:
         (session,) = await rl.services.keeper.ask(lambda leases: leases.list_orchestrators())
         assert 0 < session.expires_at - rl.services.clock.now() < TTL + 1

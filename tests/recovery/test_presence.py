@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,6 @@ from tests.recovery.test_etcd import recovered
 from tests.recovery.test_leases import Work
 
 TTL = 3.0
-
-
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[EtcdServer]:
-    with (
-        tempfile.TemporaryDirectory(prefix="relight-etcd-") as folder,
-        EtcdServer(Path(folder), etcd_or_skip()) as server,
-    ):
-        yield server
 
 
 class Engines:
@@ -153,9 +143,9 @@ async def test_stale_timeout_counts_from_the_last_heartbeat_also_if_the_death_wa
     assert await (await b.get("r")).result(timeout="60s") == 7
 
 
-async def test_stale_timeout_with_etcd_for_those_who_were_not_there(engines: Engines, etcd: EtcdServer):
+async def test_stale_timeout_with_etcd_for_those_who_were_not_there(engines: Engines, etcd_server: EtcdServer):
     work, stale = Work(), 8.0
-    leases = f"etcd://{etcd.endpoint}/stale"
+    leases = f"etcd://{etcd_server.endpoint}/stale"
     a = await engines.open("a", leases)
     run = await a.start(work.flow, id="r")
     await until(lambda: work.begun == 1)
@@ -182,14 +172,14 @@ async def _left(rl: Relight, run_id: str, why: str) -> bool:
 # ---- the store knows its lease manager
 
 
-async def test_whoever_asks_another_lease_manager_is_refused(engines: Engines, etcd: EtcdServer):
+async def test_whoever_asks_another_lease_manager_is_refused(engines: Engines, etcd_server: EtcdServer):
     """It would take the living owner for dead: `resume` freed a live run, whose step ran twice."""
     work = Work()
-    leases = f"etcd://{etcd.endpoint}/known"
+    leases = f"etcd://{etcd_server.endpoint}/known"
     a = await engines.open("a", leases)
     run = await a.start(work.flow, id="r")
     await until(lambda: work.begun == 1)
-    for options in ({"drive": False}, {}, {"leases": "none"}, {"leases": f"etcd://{etcd.endpoint}/other"}):
+    for options in ({"drive": False}, {}, {"leases": "none"}, {"leases": f"etcd://{etcd_server.endpoint}/other"}):
         with pytest.raises(
             ConfigError, match=r"the leases of this store are kept by 'etcd://.*/known/'.*RELIGHT_LEASES"
         ):
@@ -203,10 +193,12 @@ async def test_whoever_asks_another_lease_manager_is_refused(engines: Engines, e
     assert work.begun == 1
 
 
-async def test_another_manager_may_be_brought_in_once_nobody_lives_by_the_old_one(engines: Engines, etcd: EtcdServer):
+async def test_another_manager_may_be_brought_in_once_nobody_lives_by_the_old_one(
+    engines: Engines, etcd_server: EtcdServer
+):
     async with Relight(engines.path, drive=False):
         pass  # nobody has driven anything yet: nothing is remembered
-    for leases in ("store", f"etcd://{etcd.endpoint}/change", "none", "store"):
+    for leases in ("store", f"etcd://{etcd_server.endpoint}/change", "none", "store"):
         async with Relight(engines.path, leases=leases, recovery={"lease_ttl": TTL}) as rl:
             known = await rl.services.store.lease_manager()
             assert known is not None

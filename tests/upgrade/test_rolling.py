@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 DEADLINE_SECONDS = 90.0  # used up only by a failure
 _schemas = itertools.count(1)
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("rolling-upgrade")]  # all share a build
 
 
 @pytest.fixture(scope="module")
