@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 # Test processes, for two cores: many tests wait for a lease to lapse or a process to end, and others can run meanwhile.
-JOBS   ?= 4
+JOBS   ?= 5
 ARGS   ?=
 # How often `make test-steady` runs the tests: on the machine as it is, and beside as many busy processes as it has cores.
 RUNS      ?= 10
@@ -32,7 +32,7 @@ help: ## Show this list
 demo: $(CORE) ## Kill a running flow and watch it come back
 	$(BIN)/relight demo $(ARGS)
 
-test: $(DEV) ## Run the tests in JOBS (4) processes; ARGS="-k name" narrows
+test: $(DEV) ## Run the tests in JOBS (5) processes; ARGS="-k name" narrows
 	$(BIN)/python -m pytest $(SHARED) $(ARGS)
 
 test-steady: $(DEV) ## Run the tests RUNS (10) times, and BUSY_RUNS (5) times beside two busy processes; print a table
