@@ -24,7 +24,7 @@ BENCH  := $(VENV)/.bench
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-steady check format-check lint types layers bench soak soak-ci format clean
+.PHONY: help demo test test-steady check format-check lint types layers bench soak soak-ci map format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -60,6 +60,9 @@ soak-ci: $(DEV) ## Run the long tests that are the same every time (tests/seeds.
 
 soak: $(DEV) ## Run all long tests, for hours: every crash point, many kills, many runs, new seeds
 	$(BIN)/python -m pytest -m "soak or soak_ci" --timeout 0 $(ARGS)
+
+map: $(DEV) ## Draw the packages and their imports into docs/ARCHITECTURE.md
+	$(BIN)/python -m tests.docs.package_map
 
 format: $(DEV) ## Format the code and apply the safe fixes of the linter
 	$(BIN)/ruff check --fix-only --exit-zero .

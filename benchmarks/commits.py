@@ -70,8 +70,8 @@ def layers(url: str, size: int, turns: int) -> dict[str, Any]:
 
 async def _create(store: Any, layer: str, size: int) -> list[str]:
     from benchmarks import flows
-    from relight.lifecycle.start import creation
     from relight.model.run import Status
+    from relight.orchestrator.start import creation
     from relight.ports.store import Committed
 
     commits = [creation(65_536, flows.empty, f"{layer}-{i}".replace(" ", "-"), b"{}", 1.7e9)[0] for i in range(size)]

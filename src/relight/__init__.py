@@ -2,14 +2,18 @@
 
 A map of the package, in the order in which a run meets it:
 
-    flow/        what users write: @flow, @step, sleep, wait_for, foreach, …
-    engine.py    Relight: opens the store, starts and stops everything; handle.py, blocking.py: what callers hold
-    lifecycle/   a run's life: start, execute, record, checkpoint, hold, recover
-    recovery/    who notices what died
-    ports/       what a store must do; backends/ does it: memory, sqlite
-    model/       pure data and rules: runs, journal events, replay, decisions
-    testing/     public: conformance suites, crash points, a clock to advance
-    cli/         the `relight` command
+    flow/         what users write: @flow, @step, sleep, wait_for, foreach, …
+    engine.py     Relight: opens the store, starts and stops everything; handle.py, blocking.py: what callers hold
+    orchestrator/ which runs are in memory: how they come in, how they are woken, who is told
+    run/          one run in memory: its loop, steps, waits, replay, its end
+    record/       group commit: how what a run does becomes durable
+    recovery/     who died, what is done about their runs, and why
+    ownership/    the session of this process, and who else lives
+    execution/    the loops, tasks and threads in which code runs
+    ports/        what a store must do; backends/ does it: memory, sqlite
+    model/        pure data and rules: runs, journal events, replay, decisions
+    testing/      public: conformance suites, crash points, a clock to advance
+    cli/          the `relight` command
 """
 
 from relight.engine import Relight

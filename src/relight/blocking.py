@@ -14,9 +14,9 @@ from relight.errors import RelightError
 from relight.flow.definitions import Flow
 from relight.flow.scope import in_flow_code
 from relight.handle import Handle
-from relight.lifecycle.health import Health
 from relight.model.operations import OperationReport, StepPage
 from relight.model.run import ItemResult, Page, Run, Status
+from relight.orchestrator.health import Health
 from relight.recovery.explain import Explanation
 from relight.recovery.plan import Planned
 

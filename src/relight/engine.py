@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Self
 
+from relight.backend_choice import make_leases, make_store
 from relight.blocking import BlockingRelight
 from relight.clock import SYSTEM_CLOCK, SYSTEM_ENTROPY, Clock, Entropy, StoreClock
 from relight.config import Config, load_config
@@ -22,37 +23,36 @@ from relight.errors import (
     RunNotFoundError,
     RunStateError,
 )
+from relight.execution.background_tasks import Background
+from relight.execution.blocking_watch import BlockingWatch
+from relight.execution.body_tasks import Bodies
+from relight.execution.run_loop import close_generator
+from relight.execution.running_loop import Floor
+from relight.execution.thread_pool import Threads
 from relight.flow import garbage
 from relight.flow.definitions import Flow
 from relight.flow.registry import REGISTRY
 from relight.flow.scope import refuse_engine_in_flow_code
 from relight.flow.user_threads import hand_down_context, leave_threads_alone
 from relight.handle import Handle
-from relight.lifecycle.background import Background
-from relight.lifecycle.blocking_watch import BlockingWatch
-from relight.lifecycle.bodies import Bodies
-from relight.lifecycle.floor import Floor
-from relight.lifecycle.fork import fork
-from relight.lifecycle.health import Health, health_of, let_go_when_broken, report_failure
-from relight.lifecycle.keeper import Keeper
-from relight.lifecycle.long_steps import LongSteps
-from relight.lifecycle.loop import close_generator
-from relight.lifecycle.orchestrator import Orchestrator
-from relight.lifecycle.presence import agree_on_manager, appear
-from relight.lifecycle.record import Recorder
-from relight.lifecycle.services import Services
-from relight.lifecycle.start import start
-from relight.lifecycle.thread_pool import Threads
 from relight.metrics import Metrics
 from relight.model.run import ItemResult, Message, Page, Run, RunFilter, Status
-from relight.parts import make_leases, make_store
+from relight.orchestrator.fork import fork
+from relight.orchestrator.health import Health, health_of, let_go_when_broken, report_failure
+from relight.orchestrator.orchestrator import Orchestrator
+from relight.orchestrator.start import start
+from relight.ownership.heartbeats import Keeper
+from relight.ownership.liveness import agree_on_manager, appear
 from relight.ports.leases import LeaseManager
 from relight.ports.store import Store
 from relight.process import bury, this_process
+from relight.record.recorder import Recorder
 from relight.recovery.explain import Explanation, explain
 from relight.recovery.orphans import OrphanRecovery
 from relight.recovery.plan import Planned, incomplete, plan
 from relight.recovery.resume import resume
+from relight.run.long_steps import LongSteps
+from relight.run.services import Services
 from relight.stop_signal import stop_signal
 from relight.store_url import printable_url
 from relight.supervisor import Part, Supervisor
@@ -178,7 +178,7 @@ class Relight:
         try:
             await services.keeper.start(recovery)
             await orchestrator.mail.begin()
-            await appear(services, process)
+            await appear(services.keeper, store, supervisor, process, drives=self.config.drive)
         except BaseException:
             services.keeper.fall_silent()  # broken off half-way, its thread would keep a session alive that does nothing
             bury(owner)

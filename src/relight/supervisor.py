@@ -10,7 +10,7 @@ where it may wait for work for ever. Not every task is essential: what only wake
 latency. An outage (the store or the lease manager does not answer) is no fault of the task. It is said, and tried again, but
 never counts as broken: every process that shares the server has the same outage.
 
-What broken means for the process is decided in `lifecycle/health.py`: it lets go of its lease.
+What broken means for the process is decided in `orchestrator/health.py`: it lets go of its lease.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def test_a_signal_that_another_thread_gets_is_heard_at_once(tmp_path):
     """The system may hand it to any thread, as it does when a stopped process goes on; the main thread sleeps meanwhile, and
     here nothing else wakes it for an hour."""
     command = (
-        "from relight.cli import main; from relight.lifecycle import lookout; lookout.CHECK_SECONDS = 3600.0; "
+        "from relight.cli import main; from relight.orchestrator import waking; waking.CHECK_SECONDS = 3600.0; "
         f"main.app(['orchestrator', '--module', '{shop.MODULE}'])"
     )
     hour = {"RELIGHT_RECOVERY_LEASE_TTL": "3h", "RELIGHT_RECOVERY_CHECK_INTERVAL": "1h"}

@@ -15,7 +15,7 @@ import pytest
 
 from relight import Handle, Relight
 from relight.errors import RunNotFoundError, StoreUnavailableError
-from relight.lifecycle.lookout import CHECK_SECONDS
+from relight.orchestrator.waking import CHECK_SECONDS
 from relight.telemetry import Token
 from relight.testing.cluster import pause, until
 from relight.testing.deeds import audit_deeds, read_book, stale_writes

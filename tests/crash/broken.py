@@ -6,9 +6,10 @@ import asyncio
 from typing import Any
 
 from relight import Relight, current_step, flow, step
-from relight.lifecycle import recover, step_bodies
-from relight.lifecycle.writer import Writer
 from relight.model.replay import restore
+from relight.record.writer import Writer
+from relight.recovery import take_up
+from relight.run import step_bodies
 from relight.testing.ledger import effect, ledger
 from relight.testing.life import Life
 from tests.crash import shapes
@@ -46,7 +47,7 @@ async def no_recovery(rl: Relight, life: Life) -> Any:
         state.outcomes.clear()
         return state
 
-    recover.restore = forgetful  # type: ignore[attr-defined]
+    take_up.restore = forgetful  # type: ignore[attr-defined]
     return await life.end(await life.start(rl, shapes.ten_steps))
 
 

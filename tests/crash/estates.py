@@ -18,10 +18,10 @@ import msgspec
 from relight import Relight, RunCancelledError, RunStateError, flow, sleep, spawn, step, wait_for
 from relight.backends.sqlite.store import SqliteStore
 from relight.errors import ConflictError, StoreUnavailableError
-from relight.lifecycle import lookout
 from relight.model import journal as j
 from relight.model.lease import Orphaned
 from relight.model.run import Hold, Message, MessageKind, Run, RunChange, RunFilter, Status
+from relight.orchestrator import waking
 from relight.ports.store import Commit, Committed, Store
 from relight.testing.cluster import until
 from relight.testing.crashpoints import patiently
@@ -558,7 +558,7 @@ async def wrong_owner(rl: Relight, life: Life) -> Any:
     its store fails; life 2 finds that out and corrects the rows; then the witness's store works again."""
     if life.number == WITNESS:
         # It finds the corrected rows by its look for lost runs: here at once, not half a minute later.
-        lookout.CHECK_SECONDS = lookout.LOST_SECONDS = 0.1
+        waking.CHECK_SECONDS = waking.LOST_SECONDS = 0.1
         _fail_to_claim(rl, life)
         note("ready")
         await life.until(lambda: _completed(life, *WRONG))

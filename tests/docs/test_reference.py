@@ -21,6 +21,7 @@ from relight.model.run import Hold, Status
 from relight.recovery.explain import Explanation
 from relight.recovery.plan import Planned
 from relight.testing.crashpoints import Mode
+from tests.docs import package_map
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -247,9 +248,14 @@ def test_the_architecture_names_only_files_that_exist():
     assert not missing
 
 
-def test_the_architecture_names_every_file_of_the_package():
-    page = (DOCS / "ARCHITECTURE.md").read_text()
-    source = DOCS.parent / "src" / "relight"
-    folders = [source, source / "flow", source / "lifecycle", source / "model", source / "recovery", source / "ports"]
-    names = {file.name for folder in folders for file in folder.glob("*.py")} - {"__init__.py"}
-    assert not {name for name in names if name not in page}
+def test_the_map_of_the_packages_is_that_of_the_code():
+    page = package_map.PAGE.read_text()
+    assert package_map.with_map(page) == page, "run `make map`"
+
+
+def test_a_package_says_in_which_order_its_files_are_to_be_read():
+    packages = ("execution", "flow", "model", "orchestrator", "ownership", "ports", "record", "recovery", "run")
+    for name in packages:
+        folder = package_map.SOURCE / name
+        text = (folder / "__init__.py").read_text()
+        assert not {file.stem for file in folder.glob("*.py") if file.stem not in text} - {"__init__"}, name

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from relight import flow, step
-from relight.lifecycle import batch_bytes
 from relight.ports.store import Commit
+from relight.record import batch_size
 from tests.flows.world import World
 
 MANY = 40
@@ -36,7 +36,7 @@ class Scale:
 
         monkeypatch.setattr(store, "commit", weigh, raising=False)
         monkeypatch.setattr(store, "put_blob", count, raising=False)
-        monkeypatch.setattr(batch_bytes, "MAX_BATCH_BYTES", LIMIT)
+        monkeypatch.setattr(batch_size, "MAX_BATCH_BYTES", LIMIT)
 
 
 @pytest.fixture(params=[True, False], ids=["blobs", "inline"])

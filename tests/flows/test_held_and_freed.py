@@ -20,9 +20,9 @@ from relight import (
 )
 from relight.backends.memory import MemoryStore
 from relight.clock import SYSTEM_CLOCK
-from relight.lifecycle import recover, upgrades
 from relight.model import replay
 from relight.model.run import Hold, Message, MessageKind, RunChange, Status
+from relight.recovery import take_up, upgrades
 from tests.flows.world import World, until
 
 
@@ -135,7 +135,7 @@ async def test_a_run_held_for_an_upgrade_that_cannot_be_read_is_held_as_what_it_
             held = RunChange(run_id=name, status=Status.PAUSED, hold=Hold.UPGRADE, reason="newer", heard=0)
             await store.hold({name: (await run.describe()).epoch}, held)
     monkeypatch.setattr(upgrades, "restore", restore)
-    monkeypatch.setattr(recover, "restore", restore)
+    monkeypatch.setattr(take_up, "restore", restore)
     async with Relight(store=store, park_after="1ms") as rl:
         await (await rl.get("good")).signal("go", "on")
         assert await (await rl.get("good")).result(timeout="60s") == "on"

@@ -8,7 +8,8 @@ import pytest
 
 from relight import RelightError, Retry, flow, foreach, parallel, sleep, spawn, step, wait_for
 from relight.errors import StoreUnavailableError
-from relight.lifecycle import hold, lookout
+from relight.orchestrator import waking
+from relight.run import leaving
 from tests.flows.watching import turns
 from tests.flows.world import World, until
 
@@ -18,7 +19,7 @@ MANY = 40
 @pytest.fixture(autouse=True)
 def no_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is passed over is found in the end, by the poll: here it comes too late."""
-    monkeypatch.setattr(lookout, "CHECK_SECONDS", 3600.0)
+    monkeypatch.setattr(waking, "CHECK_SECONDS", 3600.0)
 
 
 @step
@@ -427,7 +428,7 @@ async def test_a_step_that_fails_at_shutdown_does_not_use_up_the_grace(world: Wo
 async def test_a_run_that_is_fenced_makes_room_as_soon_as_no_step_is_under_way(
     world: World, kind: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(hold, "PARK_GRACE_SECONDS", 3600.0)
+    monkeypatch.setattr(leaving, "PARK_GRACE_SECONDS", 3600.0)
     slow = Slow(kind)
     rl = await world.open()
     run = await rl.start(slow.flow)

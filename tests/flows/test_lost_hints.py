@@ -10,7 +10,7 @@ import pytest
 from relight import Relight, flow, wait_for
 from relight.backends.sqlite.store import SqliteStore
 from relight.clock import SYSTEM_CLOCK
-from relight.lifecycle import lookout
+from relight.orchestrator import waking
 from tests.flows.world import World, until
 
 
@@ -25,7 +25,7 @@ class DeafStore(SqliteStore):
 async def test_two_engines_that_never_hear_of_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parked: bool
 ) -> None:
-    monkeypatch.setattr(lookout, "CHECK_SECONDS", 0.05)  # the poll is what is left
+    monkeypatch.setattr(waking, "CHECK_SECONDS", 0.05)  # the poll is what is left
 
     @flow
     async def answering() -> str:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from relight import ConfigError, Relight, Retry, StoreError, flow, foreach, now, sleep, spawn, step, uuid, wait_for
-from relight.lifecycle.long_steps import LONG_SECONDS
 from relight.model.journal import StepStarted
+from relight.run.long_steps import LONG_SECONDS
 from relight.testing.clock import START
 from tests.flows.world import World, until
 

@@ -19,8 +19,8 @@ from relight import (
     wait_for,
 )
 from relight.errors import DefinitionError
-from relight.lifecycle import lookout
 from relight.model.run import Message, MessageKind
+from relight.orchestrator import waking
 from relight.testing.clock import START
 from tests.flows.watching import waits_for
 from tests.flows.world import World, until
@@ -141,7 +141,7 @@ async def test_a_sleep_that_falls_due_while_the_store_is_asked_is_not_passed_ove
         await sleep(seconds)
         return "rested"
 
-    monkeypatch.setattr(lookout, "CHECK_SECONDS", 3600.0)  # the poll would find it, in the end
+    monkeypatch.setattr(waking, "CHECK_SECONDS", 3600.0)  # the poll would find it, in the end
     rl = await world.open()
     runs = [await rl.start(rest, seconds) for seconds in (600, 601)]
     for run in runs:

@@ -21,13 +21,13 @@ from relight.backends.memory import MemoryStore
 from relight.backends.postgres import PostgresStore
 from relight.backends.sqlite.store import SqliteStore
 from relight.clock import SYSTEM_ENTROPY
+from relight.execution.body_tasks import Body
 from relight.flow.registry import REGISTRY
-from relight.lifecycle import hold
-from relight.lifecycle.bodies import Body
 from relight.model.journal import AnyEvent, Journal, decode_event
 from relight.model.replay import TreeState, restore
 from relight.model.run import News
 from relight.process import bury
+from relight.run import leaving
 from relight.supervisor import Supervisor
 from relight.testing.clock import FakeClock
 from relight.testing.servers.postgres import PostgresServer
@@ -166,7 +166,7 @@ class World:
         tasks: list[asyncio.Task[Any]] = [*services.background._tasks, *services.bodies.tasks]
         for run in orchestrator.live.values():
             run.stopping, run.departing = "crashed", True
-            hold.stop_bodies(run)
+            leaving.stop_bodies(run)
             run.loop.unwind("crashed")
             run.turns.unwind("crashed")
         for work in services.bodies.queue:

@@ -9,7 +9,7 @@ from typing import Any
 
 from relight.errors import Unwind
 from relight.flow.scope import CURRENT, Scope
-from relight.lifecycle import execute
+from relight.run import execute
 from tests.random.book import DERIVED, TOLD, VALUE, Trace, describe, new_trace, trace_of
 
 Block = list[dict[str, Any]]

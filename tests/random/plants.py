@@ -7,12 +7,12 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from relight.lifecycle import waits
-from relight.lifecycle.replayer import Replay
-from relight.lifecycle.run import LiveRun
-from relight.lifecycle.steps import StepOperation
-from relight.lifecycle.writer import Writer
 from relight.model.replay import Outcome
+from relight.record.writer import Writer
+from relight.run import waits
+from relight.run.live_run import LiveRun
+from relight.run.replay_order import Replay
+from relight.run.steps import StepOperation
 
 
 def reversed_batches() -> None:

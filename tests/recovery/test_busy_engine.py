@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from relight import flow
-from relight.lifecycle import lookout
 from relight.model import journal as j
 from relight.model.run import Run, Status
+from relight.orchestrator import waking
 from relight.ports.store import Commit
 from tests.flows.world import World, until
 
@@ -21,7 +21,7 @@ async def test_what_no_hint_has_told_is_found_by_looking(world: World, monkeypat
     async def work() -> int:
         return 7
 
-    monkeypatch.setattr(lookout, "CHECK_SECONDS", 0.2)
+    monkeypatch.setattr(waking, "CHECK_SECONDS", 0.2)
     rl = await world.open()
     watch = rl.orchestrator.lookout
 

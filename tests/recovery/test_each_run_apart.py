@@ -14,12 +14,13 @@ from relight import Relight, flow, step, wait_for
 from relight.backends.memory import MemoryLeases, MemoryStore
 from relight.backends.sqlite.store import SqliteStore
 from relight.clock import SYSTEM_CLOCK
-from relight.lifecycle import doubts, hold, inbox, recover, unreadable
-from relight.lifecycle.facts import facts_of
-from relight.lifecycle.run import LiveRun
 from relight.model.lease import Acquired, OwnedBy
 from relight.model.run import Run, Status
-from relight.recovery import orphans, plan
+from relight.orchestrator import uncertain_runs
+from relight.recovery import orphans, plan, take_up, unreadable
+from relight.recovery.facts import facts_of
+from relight.run import inbox, leaving
+from relight.run.live_run import LiveRun
 from relight.testing.conformance.build import created, new_run
 from tests.flows.world import World, until
 
@@ -106,7 +107,7 @@ async def test_a_run_that_cannot_be_let_go_of_does_not_keep_the_engine_from_clos
     rl = Relight(path, park_after="1h")
     await rl.open()
     await waiting.start(rl)
-    monkeypatch.setattr(hold, "park", breaking(hold.park, lambda run: str(run.id)))
+    monkeypatch.setattr(leaving, "park", breaking(leaving.park, lambda run: str(run.id)))
     store = rl.services.store
     await rl.close()
     assert said(caplog)
@@ -123,7 +124,7 @@ async def test_a_lost_lease_is_let_go_of_run_by_run(
 ) -> None:
     async with Relight(tmp_path / "relight.db", park_after="1h") as rl:
         await waiting.start(rl)
-        monkeypatch.setattr(hold, "park", breaking(hold.park, lambda run: str(run.id)))
+        monkeypatch.setattr(leaving, "park", breaking(leaving.park, lambda run: str(run.id)))
         rl.orchestrator.let_go_of_all()
         rl.orchestrator.take_again(lapsed=True)
         await waiting.heard(rl, *waiting.names)
@@ -190,8 +191,8 @@ async def test_a_run_that_cannot_be_decided_on_is_held_and_the_others_go_on(
 ) -> None:
     crashed = Crashed(world)
     await crashed.crash()
-    record = recover._record_recovery
-    monkeypatch.setattr(recover, "_record_recovery", breaking(record, lambda run, *_: str(run.id)))
+    record = take_up._record_recovery
+    monkeypatch.setattr(take_up, "_record_recovery", breaking(record, lambda run, *_: str(run.id)))
     rl = await world.open()
     await crashed.recovered(rl, "first", "last")
     row = await world.until_status("paused", await rl.get("bad"))
@@ -205,10 +206,10 @@ async def test_a_run_that_cannot_even_be_held_is_looked_at_again(
 ) -> None:
     crashed = Crashed(world)
     await crashed.crash()
-    record = recover._record_recovery
-    monkeypatch.setattr(recover, "_record_recovery", breaking(record, lambda run, *_: str(run.id)))
-    monkeypatch.setattr("relight.lifecycle.lookout.LOST_SECONDS", 0.2)
-    monkeypatch.setattr("relight.lifecycle.lookout.CHECK_SECONDS", 0.2)
+    record = take_up._record_recovery
+    monkeypatch.setattr(take_up, "_record_recovery", breaking(record, lambda run, *_: str(run.id)))
+    monkeypatch.setattr("relight.orchestrator.waking.LOST_SECONDS", 0.2)
+    monkeypatch.setattr("relight.orchestrator.waking.CHECK_SECONDS", 0.2)
     with monkeypatch.context() as patch:
         patch.setattr(unreadable, "hold", breaking(unreadable.hold, lambda _, row, *__: str(row.id)))
         rl = await world.open()
@@ -259,7 +260,7 @@ async def test_doubts_about_some_runs_do_not_hide_those_about_others(
     waiting: Waiting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Those that have crashed are taken up though those that have not keep breaking."""
-    take_up = recover.take_up
+    original = take_up.take_up
     async with Relight(tmp_path / "relight.db", park_after="1h") as rl:
         await waiting.start(rl)
         left: dict[str, LiveRun] = {name: rl.orchestrator.live.pop(name) for name in ("bad", "last")}
@@ -267,13 +268,13 @@ async def test_doubts_about_some_runs_do_not_hide_those_about_others(
         async def breaks(orchestrator: Any, rows: list[Run], *, crashed: bool) -> int:
             if not crashed:
                 raise BugError("taking up")
-            return await take_up(orchestrator, rows, crashed=crashed)
+            return await original(orchestrator, rows, crashed=crashed)
 
-        monkeypatch.setattr(doubts, "take_up", breaks)
+        monkeypatch.setattr(uncertain_runs, "take_up", breaks)
         rl.orchestrator.doubt(["bad"], crashed=False)
         rl.orchestrator.doubt(["last"], crashed=True)
         await until(lambda: "last" in rl.orchestrator.live)
-        monkeypatch.setattr(doubts, "take_up", take_up)
+        monkeypatch.setattr(uncertain_runs, "take_up", original)
         await until(lambda: "bad" in rl.orchestrator.live)
         for run in left.values():
             run.stopping = "lost"
@@ -320,7 +321,7 @@ async def test_a_run_whose_fencing_breaks_does_not_strand_the_batch(
         await waiting.start(rl)
         bad = rl.orchestrator.live["bad"]
         bad.writer.epoch -= 1  # as if another had claimed it
-        monkeypatch.setattr(hold, "fenced", breaking(hold.fenced, lambda run, _: str(run.id)))
+        monkeypatch.setattr(leaving, "fenced", breaking(leaving.fenced, lambda run, _: str(run.id)))
         runs = [rl.orchestrator.live[name] for name in waiting.names]
         for run in runs:
             run.writer.ask()

@@ -14,9 +14,9 @@ from relight import Relight
 from relight.backends.memory import MemoryLeases, MemoryStore
 from relight.clock import SYSTEM_CLOCK
 from relight.errors import LeasesUnavailableError
-from relight.lifecycle.heir import Nobody
-from relight.lifecycle.keeper import Keeper
 from relight.model.lease import Acquired, Lease, NotOwner, OwnedBy, Process, Released
+from relight.ownership.heartbeats import Keeper
+from relight.ownership.lease_listener import Nobody
 from relight.supervisor import Supervisor
 from tests.flows.world import until
 

@@ -15,11 +15,11 @@ from relight.backends.memory import MemoryLeases, MemoryStore
 from relight.clock import SYSTEM_CLOCK
 from relight.errors import LeasesUnavailableError
 from relight.flow.registry import Registry
-from relight.lifecycle.run import LiveRun
 from relight.model.lease import Orphaned
 from relight.model.run import Hold, Status
 from relight.ports.store import Commit, CommitResult, Fenced
 from relight.process import bury
+from relight.run.live_run import LiveRun
 from tests.flows.world import until
 
 TTL = 3.0  # whoever shall keep its lease sends a heartbeat every second: no machine is so busy

@@ -189,7 +189,7 @@ async def test_an_end_that_is_journaled_only_brings_up_the_row(world: World):
 
 async def test_one_run_that_cannot_be_restored_does_not_stop_the_pass(world: World, monkeypatch: pytest.MonkeyPatch):
     """Not a known corruption but a bug: a fold that breaks on one run's journal."""
-    from relight.lifecycle import recover
+    from relight.recovery import take_up
 
     works = Work()
     rl = await world.open()
@@ -204,7 +204,7 @@ async def test_one_run_that_cannot_be_restored_does_not_stop_the_pass(world: Wor
             raise KeyError("a bug")
         return restore(journal)
 
-    monkeypatch.setattr(recover, "restore", broken)
+    monkeypatch.setattr(take_up, "restore", broken)
     rl = await world.open()
     for n in (0, 1, 3, 4):
         assert await (await rl.get(f"r{n}")).result(timeout="60s") == 3

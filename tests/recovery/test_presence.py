@@ -14,8 +14,8 @@ from relight import Relight
 from relight.backends.sqlite.store import SqliteStore
 from relight.clock import SYSTEM_CLOCK
 from relight.errors import ConfigError, RunStateError
-from relight.lifecycle.presence import Presence
 from relight.model.lease import Process, Session
+from relight.ownership.liveness import Presence
 from relight.process import _machine, bury
 from relight.testing.cluster import until
 from relight.testing.servers.etcd import EtcdServer, etcd_or_skip

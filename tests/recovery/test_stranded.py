@@ -30,11 +30,11 @@ from relight.clock import SYSTEM_CLOCK
 from relight.errors import LeasesUnavailableError, StoreUnavailableError
 from relight.flow.registry import REGISTRY
 from relight.handle import Handle
-from relight.lifecycle import lookout
-from relight.lifecycle.writer import Writer
 from relight.model import journal as j
 from relight.model.run import Hold, Run, Status
+from relight.orchestrator import waking
 from relight.ports.store import Commit, CommitResult, Store
+from relight.record.writer import Writer
 from tests.flows.world import World, until
 
 FAST = {"lease_ttl": "1.2s", "check_interval": "0.2s"}
@@ -166,8 +166,8 @@ async def test_a_run_that_is_ours_and_not_in_memory_is_found_by_looking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever dropped it: nobody else may touch it, since its owner is alive."""
-    monkeypatch.setattr(lookout, "LOST_SECONDS", 0.1)
-    monkeypatch.setattr(lookout, "CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(waking, "LOST_SECONDS", 0.1)
+    monkeypatch.setattr(waking, "CHECK_SECONDS", 0.1)
 
     @flow
     async def waits() -> Any:
@@ -305,8 +305,8 @@ async def test_a_fault_that_passes_costs_nobody_anything() -> None:
 
 
 async def test_a_store_that_breaks_on_everything_strands_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookout, "LOST_SECONDS", 0.2)
-    monkeypatch.setattr(lookout, "CHECK_SECONDS", 0.2)
+    monkeypatch.setattr(waking, "LOST_SECONDS", 0.2)
+    monkeypatch.setattr(waking, "CHECK_SECONDS", 0.2)
     store = Picky()
     meets = batch_of("meets")
     async with Relight(store=store, lease_manager=MemoryLeases(store, clock=SYSTEM_CLOCK), recovery=FAST) as rl:
@@ -669,7 +669,7 @@ async def test_a_client_that_knows_the_flow_waits_for_an_orchestrator_that_does(
 async def test_a_client_that_knows_the_flow_hears_of_one_that_nobody_else_knows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookout, "CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(waking, "CHECK_SECONDS", 0.05)
     path = tmp_path / "relight.db"
 
     @flow

@@ -17,9 +17,9 @@ from relight.backends.memory import MemoryLeases, MemoryStore
 from relight.backends.sqlite.leases import SqliteLeases
 from relight.backends.sqlite.store import SqliteStore
 from relight.clock import SYSTEM_CLOCK
-from relight.lifecycle import lookout
-from relight.lifecycle.keeper import Keeper
-from relight.lifecycle.record import _Lane
+from relight.orchestrator import waking
+from relight.ownership.heartbeats import Keeper
+from relight.record.recorder import _Lane
 from relight.supervisor import Part, Supervisor, Work
 from relight.testing.servers.postgres import PostgresServer
 from tests.flows.world import until
@@ -165,7 +165,7 @@ def in_memory() -> Relight:
 async def test_a_part_that_breaks_at_any_of_its_awaits_is_begun_again(
     part: str, flows: Flows, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(lookout, "CHECK_SECONDS", 0.2)
+    monkeypatch.setattr(waking, "CHECK_SECONDS", 0.2)
     files = itertools.count()
     recovery = {"lease_ttl": "1s", "check_interval": "0.2s"}
 
@@ -261,7 +261,7 @@ async def test_a_process_that_cannot_keep_a_part_alive_lets_others_take_over(
     flows: Flows, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(supervisor, "MOST_FAILURES", 3)
-    monkeypatch.setattr(lookout, "CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(waking, "CHECK_SECONDS", 0.1)
     path = tmp_path / "relight.db"
     store = HalfBroken(path, clock=SYSTEM_CLOCK)
     recovery = {"lease_ttl": "3s", "check_interval": "0.1s"}

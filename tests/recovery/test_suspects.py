@@ -6,10 +6,10 @@ import asyncio
 
 from relight import Handle, Relight, flow, step
 from relight.flow.registry import REGISTRY
-from relight.lifecycle import long_steps
 from relight.model.decisions import Action
 from relight.model.journal import RunRecovered
 from relight.model.run import Status
+from relight.run import long_steps
 from tests.flows.world import World, until
 
 

@@ -12,17 +12,17 @@ from relight import Relight, RunCancelledError, flow, spawn, wait_for
 from relight.backends.memory import MemoryLeases, MemoryStore
 from relight.clock import SYSTEM_CLOCK
 from relight.errors import StoreUnavailableError
-from relight.lifecycle import lookout
 from relight.model import journal as j
 from relight.model.journal import Journal
+from relight.orchestrator import waking
 from relight.ports.store import Commit, CommitResult
 from tests.flows.world import until
 
 
 @pytest.fixture(autouse=True)
 def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookout, "CHECK_SECONDS", 3600.0)
-    monkeypatch.setattr(lookout, "LOST_SECONDS", 3600.0)
+    monkeypatch.setattr(waking, "CHECK_SECONDS", 3600.0)
+    monkeypatch.setattr(waking, "LOST_SECONDS", 3600.0)
 
 
 class Unreliable(MemoryStore):

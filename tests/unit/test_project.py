@@ -48,16 +48,21 @@ AGAINST_THE_LAYERS = [
     ("model", "asyncio"),
     ("ports", "backends.memory"),
     ("ports", "flow"),
-    ("flow", "lifecycle"),
+    ("flow", "run"),
     ("flow", "engine"),
-    ("lifecycle", "recovery"),
-    ("lifecycle", "backends.sqlite"),
-    ("lifecycle", "apsw"),
+    ("run", "recovery"),
+    ("run", "backends.sqlite"),
+    ("run", "apsw"),
+    ("record", "run"),
+    ("execution", "record"),
+    ("ownership", "run"),
+    ("recovery", "orchestrator"),
+    ("orchestrator", "handle"),
     ("recovery", "engine"),
     ("engine", "typer"),
     ("engine", "cli"),
     ("backends.memory", "backends.sqlite"),
-    ("backends.sqlite", "lifecycle"),
+    ("backends.sqlite", "run"),
     ("backends.sqlite", "telemetry"),
     ("errors", "clock"),
 ]
@@ -104,7 +109,7 @@ def test_the_linter_refuses_another_source_of_time_ids_or_chance(code):
         arguments = ["check", "--no-cache", "--select", "TID251", "--stdin-filename", path, "-"]
         return run_tool("ruff", *arguments, input=code, cwd=ROOT).stdout
 
-    assert "TID251" in lint("src/relight/lifecycle/execute.py")
+    assert "TID251" in lint("src/relight/run/execute.py")
     assert "TID251" not in lint("src/relight/clock.py")
     assert "TID251" not in lint("tests/unit/test_clock.py")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from relight import Relight
+from relight.backend_choice import make_leases, make_store
 from relight.backends.postgres import PostgresStore
 from relight.clock import SYSTEM_CLOCK
 from relight.config import load_config
 from relight.errors import ConfigError
-from relight.parts import make_leases, make_store
 from relight.store_url import StoreUrl, parse_store_url, printable_url
 
 SECRET = "hunter2"

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from relight.lifecycle.thread_pool import Job, Threads
+from relight.execution.thread_pool import Job, Threads
 from tests.flows.world import until
 
 

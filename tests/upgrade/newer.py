@@ -65,7 +65,7 @@ _FOLD: dict[type[j.Event], Callable[[TreeState, int, Any], None]] = {
         ('    JOIN = "join"', '    POKE = "3:poke"\n    JOIN = "join"'),
         ('    UPGRADE = "upgrade"', '    QUOTA = "3:quota"\n    UPGRADE = "upgrade"'),
     ],
-    "lifecycle/run.py": [
+    "run/live_run.py": [
         (
             "        self.loop.driven = False\n        if self.replay is None:\n",
             "        self.loop.driven = False\n        self.when_live(self._stamp)\n        if self.replay is None:\n",
@@ -82,7 +82,7 @@ _FOLD: dict[type[j.Event], Callable[[TreeState, int, Any], None]] = {
 """,
         ),
     ],
-    "lifecycle/inbox.py": [
+    "run/inbox.py": [
         (
             "def _hear(run: LiveRun, message: Message) -> None:\n",
             """\
@@ -92,7 +92,7 @@ def _hear(run: LiveRun, message: Message) -> None:
 """,
         )
     ],
-    "lifecycle/hold.py": [("hold=Hold.USER, reason=reason", "hold=Hold.QUOTA, reason=reason")],
+    "run/leaving.py": [("hold=Hold.USER, reason=reason", "hold=Hold.QUOTA, reason=reason")],
     "handle.py": [
         (
             "    async def pause(self) -> None:\n",

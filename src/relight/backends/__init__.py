@@ -1,1 +1,4 @@
-"""Stores. Siblings never import each other; the engine picks one."""
+"""Stores and lease managers: memory, sqlite, postgres (stores with their leases), etcd (leases), none (no leases).
+
+Each knows only ports, model and what is below them. Siblings never import each other; `backend_choice` picks one.
+"""

@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
+from relight.backend_choice import make_store
 from relight.cli.database import Database
 from relight.cli.terminal import AsJson, fail, make_console
 from relight.clock import SYSTEM_CLOCK
 from relight.config import Config, load_config
 from relight.errors import RelightError
-from relight.parts import make_store
 
 
 def migrate(

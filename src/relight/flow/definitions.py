@@ -53,7 +53,7 @@ class Definition(Generic[P, R]):
         self.is_async = inspect.iscoroutinefunction(fn)
         self.what = f"{self.kind} {self.name!r}"
         self.arguments = ArgumentsCodec(fn, self.what)
-        functools.update_wrapper(cast(Any, self), fn)
+        functools.update_wrapper(cast("Any", self), fn)
 
     @property
     def place(self) -> str:

@@ -51,7 +51,7 @@ class FlowThread(Protocol):
 
 
 class Operations(Calls, Protocol):
-    """What a live run does for the flow code inside it. Implemented by `lifecycle`; this package only asks.
+    """What a live run does for the flow code inside it. Implemented by `run`; this package only asks.
 
     `scope` is where the operation was called. In async code it belongs to the task that awaits it, see `here`.
     """

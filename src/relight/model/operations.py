@@ -1,7 +1,7 @@
 """A run's operations as people and programs are shown them: when each began and ended, its attempt, its errors.
 
 All of it comes from the replayed state, so that a run which is parked, finished or another process's is shown like one that is
-driven here. A step that is under way is there once it is announced: see `lifecycle/long_steps.py`.
+driven here. A step that is under way is there once it is announced: see `run/long_steps.py`.
 """
 
 from __future__ import annotations

@@ -6,13 +6,13 @@ import datetime as dt
 
 import msgspec
 
-from relight.lifecycle.services import Services
 from relight.model.decisions import Action
 from relight.model.journal import ErrorRecord
 from relight.model.operations import OperationReport, error_text, operations
 from relight.model.replay import Open, TreeState
 from relight.model.run import RESUMED_BY_HAND, SERVER_LOG, Hold, LogLine, Message, Run, Status
 from relight.recovery.plan import Known, Planned, in_flight, know_one, planned
+from relight.run.services import Services
 
 LOG_LINES = 1000
 _OPEN = ("running", "begun", "backing off")

@@ -15,21 +15,21 @@ from collections.abc import Sequence
 
 from relight.clock import Timer
 from relight.errors import StoreError
-from relight.lifecycle.facts import facts_of
-from relight.lifecycle.orchestrator import Orchestrator
-from relight.lifecycle.presence import Presence, is_alive, presence_of
-from relight.lifecycle.recover import Death, take_up
 from relight.model.decisions import Action, decide
 from relight.model.lease import Orphaned, Session, name_of
 from relight.model.run import Run
+from relight.ownership.liveness import Presence, is_alive, presence_of
+from relight.recovery.facts import facts_of
+from relight.recovery.memory import RunsInMemory
+from relight.recovery.take_up import Death, take_up
 from relight.supervisor import Part
 from relight.telemetry import Token, log
 
 
 class OrphanRecovery:
-    """One per engine. Implements `lifecycle.heir.Heir`: the keeper tells it what became of its leases, and of others'."""
+    """One per engine. Implements `ownership.lease_listener.Heir`: told what became of our leases, and of others'."""
 
-    def __init__(self, orchestrator: Orchestrator) -> None:
+    def __init__(self, orchestrator: RunsInMemory) -> None:
         self._orchestrator = orchestrator
         self._services = orchestrator.services
         self._wanted = asyncio.Event()
@@ -71,7 +71,7 @@ class OrphanRecovery:
     async def run(self, part: Part) -> None:
         """Round after round, whenever something wants one; never two at once."""
         # A claim that failed may leave us a lease without its run; whoever finds that out writes us into the row.
-        self._orchestrator.lookout.look_for_lost()
+        self._orchestrator.look_for_lost()
         while True:
             self._wanted.clear()
             config = self._services.config.recovery
@@ -117,13 +117,13 @@ class OrphanRecovery:
         if failure is not None:
             raise failure
         await self._clear_away(presence, owners)
-        self._orchestrator.lookout.look_for_held()  # whoever held one for want of its flow has told, but that may have been lost
+        self._orchestrator.look_for_held()  # whoever held one for want of its flow has told, but that may have been lost
         return claimed
 
     async def _presence(self, starting: bool) -> Presence:
         """Everybody's session. Those of processes of this machine that are gone are ended first: nobody need wait for them
         to lapse."""
-        presence = await presence_of(self._services)
+        presence = await presence_of(self._services.keeper, self._services.store, self._services.clock)
         for session in presence.listed.values():
             if not session.fresh or session.owner == self._services.owner:
                 continue

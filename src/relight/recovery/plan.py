@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from relight.errors import ConfigError, RunNotFoundError
-from relight.lifecycle.facts import changed_steps, facts_of
-from relight.lifecycle.presence import presence_of
-from relight.lifecycle.services import Services
 from relight.model.decisions import Action, Decision, decide
 from relight.model.lease import Session
 from relight.model.replay import TreeState, restore
 from relight.model.run import ENDS_PAUSE, UNFINISHED, Hold, Message, Run, RunFilter, Status
+from relight.ownership.liveness import presence_of
+from relight.recovery.facts import changed_steps, facts_of
+from relight.run.services import Services
 
 PAGE = 100  # runs whose journals are read together
 
@@ -111,7 +111,7 @@ async def know(services: Services, rows: list[Run]) -> list[Known]:
     """Facts and decisions of these roots, as of now."""
     if not rows:
         return []
-    presence = await presence_of(services)
+    presence = await presence_of(services.keeper, services.store, services.clock)
     journals = await services.store.read([row.id for row in rows])
     unread: dict[str, list[Message]] = {row.id: [] for row in rows}
     for message in await services.store.inbox(list(unread)):

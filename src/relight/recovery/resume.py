@@ -7,18 +7,18 @@ up. So it does not matter where the person sits, nor whether that process knows 
 from __future__ import annotations
 
 from relight.errors import ConflictError, RunStateError
-from relight.lifecycle.facts import open_children
-from relight.lifecycle.orchestrator import Orchestrator
-from relight.lifecycle.services import Services
 from relight.model import journal as j
 from relight.model.run import RESUMED_BY_HAND, Hold, LogLine, Message, MessageKind, Run, RunChange, Status
 from relight.ports.store import Commit, Committed
 from relight.recovery.explain import sentence
+from relight.recovery.facts import open_children
+from relight.recovery.memory import RunsInMemory
 from relight.recovery.plan import Known, know_one
+from relight.run.services import Services
 from relight.telemetry import Token
 
 
-async def resume(orchestrator: Orchestrator, run_id: str) -> None:
+async def resume(orchestrator: RunsInMemory, run_id: str) -> None:
     """Raises RunNotFoundError, and RunStateError for a run that is alive, waits, or has ended for good."""
     known = await know_one(orchestrator.services, run_id)
     row = known.row
@@ -47,7 +47,7 @@ def _refuse(known: Known, services: Services) -> None:
         raise RunStateError(f"run {row.id!r} is alive: {row.owner} drives it; nothing is to be resumed while it does")
 
 
-async def _free(orchestrator: Orchestrator, known: Known) -> None:
+async def _free(orchestrator: RunsInMemory, known: Known) -> None:
     services, row = orchestrator.services, known.row
     if known.state is None:
         raise RunStateError(f"run {row.id!r} cannot be resumed, its journal cannot be read: {known.trouble}")

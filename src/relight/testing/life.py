@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from relight.backend_choice import make_leases, make_store
 from relight.clock import SYSTEM_CLOCK
 from relight.config import load_config
 from relight.engine import Relight
@@ -21,7 +22,6 @@ from relight.flow.definitions import Flow
 from relight.flow.registry import REGISTRY
 from relight.handle import Handle
 from relight.model.run import Status
-from relight.parts import make_leases, make_store
 from relight.ports.store import Store
 from relight.testing.crashing_leases import CrashingLeases
 from relight.testing.crashing_store import CrashingStore, CrashPlan, CrashPoints, patiently

@@ -1,0 +1,72 @@
+"""Which store and which lease manager a configuration names. Drivers are loaded only where they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from relight.backends.memory import MemoryLeases, MemoryStore
+from relight.backends.none import NoLeases
+from relight.clock import SYSTEM_CLOCK, Clock
+from relight.config import Config
+from relight.errors import ConfigError
+from relight.ports.leases import LeaseManager
+from relight.ports.store import Store
+from relight.store_url import parse_store_url, printable_url
+
+# What each extra of the package installs, as it is imported.
+_PACKAGES = {"postgres": ("asyncpg",), "etcd": ("aetcd", "grpc", "google")}
+
+
+@contextmanager
+def _extra(extra: str, what: str) -> Iterator[None]:
+    """Around an import that needs this extra."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _PACKAGES[extra]:
+            raise
+        raise ConfigError(
+            f"{what} needs the package {missing}, which is not installed: pip install 'relight[{extra}]'"
+        ) from error
+
+
+def make_store(config: Config, clock: Clock) -> Store:
+    """The store that the configuration names."""
+    url = parse_store_url(config.store)
+    if url.kind == "memory":
+        return MemoryStore(clock=clock)
+    if url.kind == "postgresql":
+        with _extra("postgres", f"store {printable_url(config.store)!r}"):
+            from relight.backends.postgres import PostgresStore  # noqa: PLC0415 - asyncpg is loaded only where it is used
+
+        return PostgresStore(url.place, clock=clock, schema=config.db_schema, migrate=config.migrate)
+    from relight.backends.sqlite.store import SqliteStore  # noqa: PLC0415 - apsw is loaded only when SQLite is used
+
+    return SqliteStore(url.place, clock=clock, migrate=config.migrate)
+
+
+def make_leases(config: Config, store: Store, *, given: bool, clock: Clock = SYSTEM_CLOCK) -> LeaseManager:
+    """Who keeps the leases: the store that the configuration names, etcd, or nobody. A store `given` as an object may be
+    anything, and keeps none unless it comes with its lease manager. etcd has no clock: its times are told by `clock`, and
+    compared with the store's."""
+    if config.leases.startswith("etcd://"):
+        with _extra("etcd", f"leases {printable_url(config.leases)!r}"):
+            from relight.backends.etcd import EtcdLeases, parse_etcd_url  # noqa: PLC0415 - as in make_store
+
+        return EtcdLeases(**parse_etcd_url(config.leases), clock=clock)
+    if config.leases == "none" or given:
+        return NoLeases()
+    if config.leases != "store":
+        raise ConfigError(f"leases {printable_url(config.leases)!r}: expected store, none or etcd://host:port,…")
+    if isinstance(store, MemoryStore):
+        return MemoryLeases(store, clock=SYSTEM_CLOCK)
+    url = parse_store_url(config.store)
+    if url.kind == "postgresql":
+        from relight.backends.postgres import PostgresLeases  # noqa: PLC0415
+
+        return PostgresLeases(url.place, schema=config.db_schema)
+    from relight.backends.sqlite.leases import SqliteLeases  # noqa: PLC0415
+
+    return SqliteLeases(url.place)

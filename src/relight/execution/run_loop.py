@@ -1,0 +1,370 @@
+"""RunLoop: the event loop of one run. Flow code, its tasks and its futures live on it; step bodies live on the program's.
+
+It is a queue of ready callbacks and nothing else. Nothing wakes it: whoever drives the run gives it one outcome and pumps it
+until the queue is empty. Then the flow is *at rest*: it has done all that it does with what it knows, and nothing more
+happens before it is given something. The same outcomes in the same order make it take the same way, live and on replay,
+because nothing else gets in.
+
+Time passes only through the run: `call_later` and `call_at`, and so asyncio.sleep, asyncio.timeout and asyncio.wait_for, are
+timers of the run, which are journaled (`Host.start_timer`). `time()` stands still in between.
+
+Whatever would reach outside (sockets, subprocesses, threads, futures of another loop) is refused where it is called. This
+file knows asyncio, and nothing of journals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import zlib
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from relight.errors import FlowCodeError, Unwind
+from relight.execution import refused_calls
+from relight.execution.running_loop import Floor
+from relight.flow import garbage
+from relight.flow.scope import CURRENT, Scope, branch_name
+
+T = TypeVar("T")
+# So many callbacks in one go; then others have their turn.
+MOST_CALLBACKS = 10_000
+# How often Unwind is thrown into code that goes on waiting in its clean-up,
+MOST_THROWS = 100
+# and what goes on all the same. Whoever deleted it would run it once more, with no run around it: it is never deleted.
+_UNDYING: list[asyncio.Task[Any]] = []
+
+
+class Ready(msgspec.Struct, eq=False):
+    """A callback that is due: what asyncio calls a Handle, with nothing in it that a run does not need."""
+
+    callback: Callable[..., object] | None
+    args: tuple[Any, ...]
+    context: contextvars.Context
+    of_timer: bool = False
+
+    def cancel(self) -> None:
+        self.callback, self.args = None, ()
+
+    def cancelled(self) -> bool:
+        return self.callback is None
+
+
+class TimerHandle(Protocol):
+    """What `call_later` gives: as much of asyncio.TimerHandle as there is."""
+
+    def cancel(self) -> object: ...
+    def cancelled(self) -> bool: ...
+    def when(self) -> float: ...
+
+
+class Host(Protocol):
+    """The run, as its loop sees it."""
+
+    main_done: bool  # set when the flow's own task has ended
+
+    def start_timer(self, scope: Scope, when: float, seconds: float, ready: Ready) -> TimerHandle:
+        """Put `ready` into the queue after so many seconds, durably."""
+        ...
+
+    def touched_from_outside(self) -> None:
+        """Somebody else than the run has put something into the queue."""
+        ...
+
+    def on_trouble(self, context: dict[str, Any]) -> None:
+        """What asyncio tells an exception handler."""
+        ...
+
+
+class FlowTask(asyncio.Task[T]):
+    """A task of flow code.
+
+    It hashes by its name in the run, so that sets of tasks (what asyncio.wait returns) have the same order in every process; by
+    memory address, the usual way, they would not. Nor by a running number: of child runs that have ended nothing is made
+    again on replay.
+    """
+
+    is_branch = False  # made by flow code itself
+
+    def __init__(self, number: int, scope: Scope, loop: RunLoop, coro: Coroutine[Any, Any, T], **options: Any) -> None:
+        self._number = number  # first of all: asyncio puts every new task into a set
+        self._scope = scope
+        self._run_loop = loop
+        super().__init__(coro, loop=loop, **options)
+
+    def cancel(self, msg: Any = None) -> bool:
+        """A task that cleans up after the run's cancellation is not cancelled again: when one branch of a TaskGroup has
+        finished its clean-up, the group would cut off that of the others. Timeouts in clean-up hold all the same."""
+        branch, loop = self._scope.branch, self._run_loop
+        if loop.in_timer:
+            return super().cancel(msg)
+        if branch.heard:
+            return False
+        branch.heard = loop.run_cancelled  # by whoever was told: this is how it hears of it
+        return super().cancel(msg)
+
+    def cancel_for_good(self) -> None:
+        """Whatever it does."""
+        super().cancel()
+
+    def __hash__(self) -> int:
+        return self._number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class FlowFuture(asyncio.Future[Any]):
+    """A future of flow code: what asyncio.shield() gives, or `loop.create_future()`. Hashes as a FlowTask does."""
+
+    def __init__(self, number: int, loop: RunLoop) -> None:
+        self._number = number
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self._number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class RunLoop(asyncio.AbstractEventLoop):
+    """See the module's docstring."""
+
+    def __init__(self, run_id: str, floor: Floor, host: Host) -> None:
+        self.run_id = run_id
+        self._floor = floor
+        self._host = host
+        self._outside: Sequence[Ready] = ()
+        self._seed = zlib.crc32(
+            run_id.encode()
+        )  # another for each run: asyncio keeps the tasks of all of them in one set
+        self._number = self._seed  # of tasks that flow code never sees
+        self.ready: deque[Ready] = deque()
+        self.tasks: dict[FlowTask[Any], tuple[Scope, contextvars.Context]] = {}  # alive, in the order of their making
+        self.main: FlowTask[Any] | None = None  # that of the flow's function
+        self.now = 0.0  # what time() says: the last timer that went off
+        self._closed = False
+        self.driven = False  # the run itself is at work on it: nobody else may put anything into the queue
+        self.in_timer = False  # what runs now is a timer's callback
+        self.run_cancelled = False
+
+    # ---- driving it
+
+    @contextlib.contextmanager
+    def driving(self) -> Iterator[None]:
+        """Whatever happens in here, the run does."""
+        before, self.driven = self.driven, True
+        try:
+            yield
+        finally:
+            self.driven = before
+
+    def pump(self) -> None:
+        """Run what is ready until nothing is. Leaves it to the caller to leave the floor."""
+        ready = self.ready
+        if not ready:
+            return
+        if self._floor.speaker is not self:
+            self._floor.enter(self)
+        left = MOST_CALLBACKS
+        while ready and left:
+            left -= 1
+            one = ready.popleft()
+            callback = one.callback
+            if callback is None:
+                continue
+            self.in_timer = one.of_timer
+            args = one.args
+            try:
+                if len(args) == 1:  # nearly always, and quicker so
+                    one.context.run(callback, args[0])
+                else:
+                    one.context.run(callback, *args)
+            except (SystemExit, KeyboardInterrupt):
+                pass  # a task raised it and has ended with it; asyncio lets it through as well, to end the program's loop
+            except BaseException as error:  # noqa: BLE001 - as asyncio's own loops: what a callback raises ends nothing
+                self.call_exception_handler({"message": f"exception in callback {callback!r}", "exception": error})
+
+    def start(
+        self, coro: Coroutine[Any, Any, T], scope: Scope, name: str, context: contextvars.Context | None = None
+    ) -> FlowTask[T]:
+        """A task that the engine makes for flow code, in a scope that it has chosen."""
+        self._number += 1
+        return self._make(self._number, coro, scope, name, contextvars.copy_context() if context is None else context)
+
+    async def end_branches(self, scope: Scope) -> None:
+        """Flow code has ended: cancel the tasks that it has made and left behind, as asyncio.run() does, and wait for their end.
+        Those that clean up after the run's cancellation already go on."""
+        own = asyncio.current_task()
+        while left := [task for task in scope.branches if task is not own]:
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left)
+            if scope.run.stop_reason() is not None:
+                return
+
+    def unwind(self, reason: str) -> bool:
+        """Take all code out of memory: Unwind is raised wherever it waits, and nothing is pumped any more. Whether all of it let
+        itself be taken."""
+        gone = True
+        self._closed = True  # from here on nothing is put into the queue
+        self.ready.clear()
+        if not self.tasks:
+            return True
+        self._floor.enter(self)
+        try:
+            for task, (_, context) in list(self.tasks.items()):
+                if not context.run(_throw, task, reason):
+                    gone = False
+                    _UNDYING.append(task)
+        finally:
+            self._floor.leave()
+        self.tasks.clear()
+        return gone
+
+    def let_go(self) -> None:
+        """Its run is over: nothing leads from here to that any more."""
+        self.unwind("its run is over")
+        self.main = None
+        del self._host
+
+    # ---- what flow code calls through asyncio
+
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:  # type: ignore[override]
+        one = Ready(callback, args, contextvars.copy_context() if context is None else context)
+        if self.driven and not self._closed:  # nearly always
+            self.ready.append(one)
+            return one
+        if not self._closed:
+            self._outside = [*self._outside, one]
+            self._host.touched_from_outside()
+            raise FlowCodeError(
+                "a future, an event or a queue of flow code was used from outside the flow, a step's body perhaps: on replay "
+                "nobody would do so again; return a value from the step, or send the run a signal"
+            )
+        return one
+
+    def let_in(self) -> None:
+        """What others have put into the queue. The flow has been told that it is broken: it may end by that now."""
+        self.ready.extend(self._outside)
+        self._outside = ()
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> Any:
+        return self.call_at(self.now + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> Any:
+        seconds = when - self.now
+        if seconds <= 0 or self._closed:
+            return self.call_soon(callback, *args, context=context)
+        ready = Ready(callback, args, contextvars.copy_context() if context is None else context, of_timer=True)
+        if garbage.runs_this():
+            return ready  # which is never due
+        scope = CURRENT.get()
+        if type(scope) is not Scope:
+            raise FlowCodeError("a timer was made on a run's event loop by code that is not of its flow")
+        return self._host.start_timer(scope, when, seconds, ready)
+
+    def time(self) -> float:
+        return self.now
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return FlowFuture(self._number_in(CURRENT.get()), self)
+
+    def _number_in(self, scope: Any) -> int:
+        """The same in every life of the run, and nearly always another one for each call."""
+        return zlib.crc32(scope.child_path("").encode(), self._seed) if type(scope) is Scope else 0
+
+    def create_task(self, coro: Any, *, name: Any = None, context: Any = None, **_: Any) -> Any:
+        scope = CURRENT.get()
+        if self._closed or type(scope) is not Scope or garbage.runs_this():
+            coro.close()
+            raise Unwind("its run has left memory") if self._closed else FlowCodeError("a task was made outside a flow")
+        refused_calls.coroutines_of_as_completed(coro)
+        # A copy also of a context the caller passed: two tasks sharing it must not share the scope.
+        copy = contextvars.copy_context() if context is None else context.copy()
+        inner = Scope(scope.run, scope.child_path(branch_name(coro)), scope.run_key, scope, is_branch=True)
+        number = zlib.crc32(inner.path.encode(), self._seed)
+        task = self._make(number, coro, inner, inner.path if name is None else name, copy)
+        task.is_branch = True
+        return task
+
+    def _make(self, number: int, coro: Any, scope: Scope, name: str, context: contextvars.Context) -> FlowTask[Any]:
+        context.run(CURRENT.set, scope)
+        task: FlowTask[Any] = FlowTask(number, scope, self, coro, name=name, context=context)
+        self.tasks[task] = scope, context
+        scope.branches[task] = None
+        task.add_done_callback(self._task_ended)
+        return task
+
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        if task is self.main:
+            self._host.main_done = True
+        found = self.tasks.pop(task, None)  # type: ignore[call-overload]  # a FlowTask: no other is made here
+        if found is not None:
+            scope, _ = found
+            scope.branches.pop(task, None)
+            if self.run_cancelled and scope.in_clean_up and scope.parent is not None and _is_broken_branch(task):
+                scope.parent.hear()  # before whoever waits for it goes on
+
+    is_run_loop = True  # for code that cannot know this class: see `flow.scope.outside_any_run`
+
+    def is_running(self) -> bool:
+        return not self._closed
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    get_debug = staticmethod(bool)  # False, and no Python code: every future asks
+
+    def get_task_factory(self) -> None:
+        return None
+
+    def get_exception_handler(self) -> None:
+        return None
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if not self._closed:
+            self._host.on_trouble(context)
+
+    default_exception_handler = call_exception_handler
+
+
+def _is_broken_branch(task: Any) -> bool:
+    """Whether a task of flow code's own making has ended with an error. To ask for it would count as having dealt with it."""
+    return task.is_branch and (task.cancelled() or task._exception is not None)  # noqa: SLF001
+
+
+def close_generator(generator: AsyncGenerator[Any, Any]) -> None:
+    """An async generator of flow code that nobody reads to its end is being deleted: its clean-up is flow code as well. Unless
+    the garbage collector does it, at some moment of its own, in the midst of other code."""
+    scope = CURRENT.get()
+    loop = scope.run.loop if type(scope) is Scope and not garbage.runs_this() else None
+    if isinstance(loop, RunLoop) and loop.driven and not loop.is_closed():
+        loop.create_task(generator.aclose())
+
+
+def _throw(task: FlowTask[Any], reason: str) -> bool:
+    """Raise Unwind in a task's code, again and again while its clean-up waits for something."""
+    coro: Any = task.get_coro()
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001 - it never ends: asyncio would complain
+    for _ in range(MOST_THROWS):
+        try:
+            coro.throw(Unwind(reason))
+        except BaseException:  # noqa: BLE001 - it has ended, and how is nobody's business any more
+            return True
+    return False
+
+
+# Everything else that an event loop can do: I/O, threads, signals, and being run by somebody else.
+for _name in sorted(vars(asyncio.AbstractEventLoop)):
+    if not _name.startswith("_") and _name not in vars(RunLoop):
+        setattr(RunLoop, _name, refused_calls.call_of(_name))

@@ -1,1 +1,0 @@
-"""A run's life, to be read in this order: start, execute, steps, waits, record, checkpoint, hold, recover."""

@@ -1,0 +1,37 @@
+"""Overtaken: noticing that another process has claimed a run which is in memory here.
+
+A run that writes is fenced by that. One that only waits (for a socket, or with a long park_after) would linger in memory, and
+so would whoever awaits its result here. So when others have written, the epochs of the runs in memory are looked at.
+"""
+
+from __future__ import annotations
+
+from relight.run.live_run import LiveRun
+from relight.run.services import Services
+
+LOOK_SECONDS = 1.0  # at least so long between two looks
+
+
+class Overtaken:
+    """One per orchestrator. A process that has the store for itself never looks."""
+
+    def __init__(self, services: Services, live: dict[str, LiveRun]) -> None:
+        self._services = services
+        self._live = live
+        self._next_look = 0.0
+        self.others_wrote = False
+
+    def suspect(self) -> None:
+        """Our lease had lapsed: look in the next pass, whatever others wrote."""
+        self.others_wrote, self._next_look = True, 0.0
+
+    async def look(self) -> None:
+        """Called in every pass of the orchestrator."""
+        now = self._services.loop.time()
+        if not self.others_wrote or now < self._next_look:
+            return  # too early: the next pass comes in a few seconds in any case
+        self.others_wrote, self._next_look = False, now + LOOK_SECONDS
+        for row in await self._services.store.get_runs(list(self._live)):
+            run = self._live.get(row.id)
+            if run is not None and row.epoch > run.writer.epoch:
+                run.writer.ask()

@@ -1,0 +1,70 @@
+"""Looking at runs' rows: whoever asks in the same moment shares one read.
+
+A notification wakes everybody who waits for a result. A thousand of them cost one query, not a thousand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from copy import copy
+
+from relight.execution.background_tasks import Background
+from relight.model.run import Run
+from relight.ports.store import Store
+
+Waiting = dict[str, list[asyncio.Future[Run | None]]]
+
+
+class RowReads:
+    """One per engine. A row is never older than the question: what is asked while a read is under way is read by the next."""
+
+    def __init__(self, store: Store, background: Background) -> None:
+        self._store = store
+        self._background = background
+        self._wanted: Waiting = {}
+        self._reading = False
+
+    async def get(self, run_id: str) -> Run | None:
+        """As `Store.get_run`."""
+        found: asyncio.Future[Run | None] = asyncio.get_running_loop().create_future()
+        self._wanted.setdefault(run_id, []).append(found)
+        if not self._reading:
+            self._reading = True
+            self._background.start(self._read(), "look")
+        return await found
+
+    async def _read(self) -> None:
+        """Read after read, until nobody asks."""
+        try:
+            while self._wanted:
+                wanted, self._wanted = self._wanted, {}
+                await self._answer(wanted)
+        finally:
+            self._reading = False
+            for futures in self._wanted.values():  # only if this was broken off: nobody else would answer them
+                for future in futures:
+                    future.cancel()
+            self._wanted = {}
+
+    async def _answer(self, wanted: Waiting) -> None:
+        try:
+            (run_id, *others) = wanted
+            rows = await self._store.get_runs(list(wanted)) if others else [await self._store.get_run(run_id)]
+        except Exception as error:  # noqa: BLE001 - it is theirs who asked
+            for future in _waiting(wanted):
+                future.set_exception(error)
+            return
+        except BaseException:
+            for future in _waiting(wanted):
+                future.cancel()
+            raise
+        found = {row.id: row for row in rows if row is not None}
+        for run_id, futures in wanted.items():
+            row = found.get(run_id)
+            for future in _waiting({run_id: futures}):
+                future.set_result(None if row is None else copy(row))
+
+
+def _waiting(wanted: Waiting) -> list[asyncio.Future[Run | None]]:
+    """Who still waits."""
+    return [future for futures in wanted.values() for future in futures if not future.done()]

@@ -1,0 +1,88 @@
+"""Start: a run is accepted by one commit: its row, its input, its first entry. After that it is never lost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from relight.errors import ConflictError
+from relight.flow.definitions import Flow
+from relight.model import journal as j
+from relight.model.blob import blob_digest
+from relight.model.replay import TreeState
+from relight.model.run import Run, Status
+from relight.ports.store import Commit, Exists, Fenced
+from relight.run.arguments import check_run_id, same_input
+
+if TYPE_CHECKING:
+    from relight.orchestrator.orchestrator import Orchestrator
+
+
+async def start(
+    orchestrator: Orchestrator, flow: Flow[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], run_id: str | None
+) -> str:
+    """Accept a run and, if there is room, begin to drive it. The same id with the same flow and input is the same run."""
+    services = orchestrator.services
+    data = flow.arguments.seal(args, kwargs, services.config.payload.max_bytes)
+    new_id = services.entropy.run_id() if run_id is None else check_run_id(run_id)
+    at = services.clock.now()
+    room = orchestrator.reserve(new_id)
+    lapses = services.keeper.lapses
+    commit, first = creation(services.config.payload.blob_threshold, flow, new_id, data, at)
+    assert commit.create is not None
+    if room:
+        commit.create.status, commit.create.owner, commit.create.wake_at = Status.RUNNING, services.owner, None
+    try:
+        result = await services.recorder.create(commit)
+    except BaseException:
+        # Whether it was written is unknown until somebody looks: it must not stay behind as a run nobody drives.
+        orchestrator.doubt([new_id], crashed=False)
+        raise
+    finally:
+        orchestrator.release(new_id, room)
+    if isinstance(result, Exists):
+        known = result.run
+        if known.flow != flow.name or not same_input(known, data):
+            raise ConflictError(
+                f"run id {new_id!r} is taken by flow {known.flow!r} with input {_short(known.input)}, "
+                f"not flow {flow.name!r} with input {_short(data)}"
+            )
+    elif isinstance(result, Fenced):
+        raise AssertionError(f"creating {new_id!r} cannot be fenced")
+    elif room:
+        orchestrator.drive_new(commit.create, TreeState(sequence=1, created=first), flow, lapses)
+    else:
+        orchestrator.offer(new_id)
+    return new_id
+
+
+def creation(
+    blob_threshold: int, flow: Flow[..., Any], run_id: str, data: bytes, at: float
+) -> tuple[Commit, j.RunCreated]:
+    """The commit that accepts a run, as pending for anybody to take up, and its first event."""
+    blob = blob_digest(data) if len(data) > blob_threshold else ""
+    raw = j.NULL if blob else msgspec.Raw(data)
+    row = Run(
+        id=run_id,
+        root_id=run_id,
+        flow=flow.name,
+        flow_hash=flow.fingerprint,
+        status=Status.PENDING,
+        created_at=at,
+        updated_at=at,
+        wake_at=at,
+        epoch=1,
+        input=b"" if blob else data,
+        input_blob=blob,
+    )
+    first = j.RunCreated("", flow.name, flow.fingerprint, raw, blob, at)
+    commit = Commit(root_id=run_id, epoch=1, create=row, entries=[j.encode_event(first)])
+    if blob:
+        commit.blobs = {blob: data}
+    return commit, first
+
+
+def _short(data: bytes) -> str:
+    text = data.decode(errors="replace")
+    return text if len(text) <= 120 else text[:120] + "…"

@@ -1,0 +1,94 @@
+"""A batch on which the store breaks: an exception that is no outage, but a value it cannot write or a bug in a backend.
+
+It is divided until the guilty commit is alone. That run is held with the error, the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+from relight.errors import StoreUnavailableError
+from relight.model.run import Hold, RunChange, Status
+from relight.ports.store import Commit, CommitResult
+from relight.record.writer import Writer
+from relight.retry_pause import RetryPause
+from relight.telemetry import Token, log
+
+LONGEST_REASON = 500
+
+Creation = tuple[Commit, asyncio.Future[CommitResult]]
+
+
+class Lane(Protocol):
+    """A lane of the recorder, as far as this file needs one."""
+
+    async def commit_all(self, writers: list[Writer], commits: list[Commit], creations: list[Creation]) -> None:
+        """Until the store has taken them, or it is known which one it cannot take."""
+        ...
+
+    async def commit(self, commits: list[Commit], creations: list[Creation]) -> list[CommitResult]:
+        """One batch, until the store has taken it. Raises what it breaks with."""
+        ...
+
+    def settle(
+        self, writers: list[Writer], commits: list[Commit], creations: list[Creation], results: list[CommitResult]
+    ) -> None:
+        """The batch is durable: wake everybody who waited for it."""
+        ...
+
+
+async def divide(
+    lane: Lane, writers: list[Writer], commits: list[Commit], creations: list[Creation], error: Exception
+) -> None:
+    """The store broke on these: in halves, until the guilty one is alone."""
+    log(logging.ERROR, Token.COMMIT_FAILED, f"broke on {len(commits) + len(creations)} commits: {error!r}", error)
+    if commits and creations:
+        await lane.commit_all(writers, commits, [])
+        await lane.commit_all([], [], creations)
+    elif len(commits) > 1:
+        half = len(commits) // 2
+        await lane.commit_all(writers[:half], commits[:half], [])
+        await lane.commit_all(writers[half:], commits[half:], [])
+    elif commits:
+        await _alone(lane, writers[0], commits[0])
+    elif len(creations) > 1:
+        half = len(creations) // 2
+        await lane.commit_all([], [], creations[:half])
+        await lane.commit_all([], [], creations[half:])
+    elif not creations[0][1].done():
+        creations[0][1].set_exception(error)  # whoever starts it can be told
+
+
+async def _alone(lane: Lane, writer: Writer, commit: Commit) -> None:
+    """The store broke on this one alone. Once more, in case that has passed; then its run is held, and leaves memory."""
+    pause = RetryPause()
+    for last in (False, False, True):
+        await pause.wait()
+        try:
+            results = await lane.commit([commit], [])
+        except StoreUnavailableError as given_up:
+            writer.abandon(given_up)
+            return
+        except Exception as error:  # noqa: BLE001 - as in `commit_all`
+            if last:
+                await _hold(lane, writer, commit, error)
+        else:
+            lane.settle([writer], [commit], [], results)
+            return
+
+
+async def _hold(lane: Lane, writer: Writer, commit: Commit, error: Exception) -> None:
+    """In place of what cannot be written: why."""
+    run_id, what = commit.root_id, f"{type(error).__name__}: {error}".replace("\0", "\\0")[:LONGEST_REASON]
+    reason = f"the store cannot write what this run did last ({what}); mend that, then resume() it: it does that again"
+    log(logging.CRITICAL, Token.RUN_HELD, f"run {run_id}: {reason}", error)
+    heard = writer.run.last_heard
+    change = RunChange(run_id=run_id, status=Status.PAUSED, hold=Hold.REFUSED, reason=reason, heard=heard)
+    held = Commit(root_id=run_id, epoch=commit.epoch, after=commit.after, entries=[], changes=[change])
+    try:
+        await lane.commit([held], [])
+    except Exception as again:  # noqa: BLE001 - it leaves memory all the same, and is found by looking for lost runs
+        log(logging.CRITICAL, Token.COMMIT_FAILED, f"run {run_id}: it could not be held either", again)
+    writer.abandon(error)

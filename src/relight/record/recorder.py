@@ -1,0 +1,339 @@
+"""Record: group commit. The heart of the speed, and the only way a run's facts reach the store.
+
+    run A ─ add(event) ┐
+    run B ─ add(event) ┼─▶ drafts ──▶ one transaction ──▶ settle: wake everybody whose draft it held
+    run C ─ add(event) ┘      ▲                │
+                              └── whatever arrives meanwhile gathers in the next drafts
+
+There is no timer: while one transaction is under way the next one gathers. On a store that takes several at once
+(`Store.lanes`), many queued drafts are shared out between the lanes that are free.
+
+A batch on which the store breaks (an exception that is no outage) is divided: see `broken_batches.py`.
+
+A commit that fails is tried again, with a growing pause, for as long as the process lives: the drafts hold what has really
+happened (steps that ran), so dropping them would run those steps twice. Nothing that waits for them goes on meanwhile, and
+`fault` says why. The store recognises a commit it already has, so an answer that was lost does no harm. A run's creation is
+the exception: its caller can be told, so it fails at once and `start` raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from relight.errors import RelightError, StoreUnavailableError
+from relight.execution.running_loop import Floor
+from relight.ports.store import Commit, CommitResult, Committed, Store
+from relight.record import batch_size
+from relight.record.broken_batches import Creation, divide
+from relight.record.writer import Writer, abandon
+from relight.retry_pause import RetryPause
+from relight.supervisor import Part, Supervisor
+from relight.telemetry import Token, log
+
+MAX_BATCH = 4096  # roots per transaction: bounds the burst; the rest follows at once
+WORTH_SHARING = 32  # queued drafts from which on free lanes share them out
+STOP_SECONDS = 5.0
+STALLED_SECONDS = 2.0  # what a commit under way may still take when there is no time left to give it again
+
+
+class Recorder:
+    """One per process and store: gathers drafts and commits them, batch after batch, in each lane."""
+
+    def __init__(
+        self, store: Store, loop: asyncio.AbstractEventLoop, floor: Floor, supervisor: Supervisor | None = None
+    ) -> None:
+        self._supervisor = supervisor or Supervisor()
+        self.loop = loop
+        self.floor = floor
+        self.fault: str | None = None  # why nothing is being committed right now
+        self.commits = 0
+        self.entries = 0
+        self.store = store
+        self.insisting = 0  # lanes in which the store refuses a batch that cannot be given up,
+        self.give_up_at: float | None = None  # except when the process is stopping: then from this time on,
+        self.given_up = False  # and once that has happened, the store is not asked any more
+        self.queue: list[Writer] = []
+        self._creations: list[Creation] = []
+        self._lanes = [_Lane(self) for _ in range(store.lanes)]
+        self.free: list[_Lane] = []  # waiting for something to commit
+        self._parts: list[Part] = []
+        self._closing = False
+
+    def start(self) -> None:
+        keep = self._supervisor.keep
+        self._parts = [keep(f"recorder-{number}", lane.run) for number, lane in enumerate(self._lanes, start=1)]
+
+    def hurry(self, seconds: float) -> None:
+        """The process is stopping: a store that fails for longer than this is not waited for. Whoever waits for a commit
+        is told that it did not come to pass, or stopping would wait as long as the fault lasts."""
+        self.give_up_at = self.loop.time() + seconds
+        for lane in self._lanes:
+            lane.hurry()
+
+    def limit(self) -> float | None:
+        """Until when one commit may take. A store that hangs is waited for as long as its own deadlines allow, which is
+        longer than anybody waits for a process to stop."""
+        if self.give_up_at is None:
+            return None
+        return max(self.give_up_at, self.loop.time()) + STALLED_SECONDS
+
+    async def stop(self) -> None:
+        """Commit what is queued, then end. A failing store is not waited for: what it has not taken, it never gets."""
+        if not self._parts:
+            return
+        self._closing = True
+        self.wake_up()
+        await asyncio.wait([part.task for part in self._parts if part.task is not None], timeout=STOP_SECONDS)
+        await asyncio.gather(*(part.stop() for part in self._parts))
+        left = [*self.queue, *(writer for lane in self._lanes for writer in lane.batch)]
+        abandon(left, StoreUnavailableError("Relight was stopped before this could be committed"))
+        self.queue.clear()
+
+    def wake_up(self) -> None:
+        """All free lanes look at once, and share what there is between them."""
+        for lane in self.free:
+            lane.wake()
+        self.free.clear()
+
+    async def create(self, commit: Commit) -> CommitResult:
+        """Commit a run's creation with the next batch. Raises StoreUnavailableError when that fails: it is not retried."""
+        if self.insisting:  # it would only wait behind a batch that the store refuses
+            raise _refused(self.fault)
+        future: asyncio.Future[CommitResult] = self.loop.create_future()
+        self._creations.append((commit, future))
+        self.wake_up()
+        return await future
+
+    def wait(self, lane: _Lane) -> bool:
+        """A lane has nothing to do: whether it should wait to be woken."""
+        if not self._closing:
+            self.free.append(lane)
+        return not self._closing
+
+    def share(self, lane: _Lane) -> tuple[list[Writer], list[Creation]]:
+        """What this lane commits next: all there is, or its share of it while other lanes are about to look as well."""
+        looking = 1 + sum(1 for other in self._lanes if other is not lane and other.looking)
+        writers, left = self._take_writers(_share(len(self.queue), looking), batch_size.MAX_BATCH_BYTES)
+        return writers, self._take_creations(_share(len(self._creations), looking), max(left, 1))
+
+    def _take_writers(self, count: int, size: int) -> tuple[list[Writer], int]:
+        """At most so many, of so many bytes, and the bytes left. A run whose last draft is under way elsewhere stays queued."""
+        queue = self.queue
+        if len(self._lanes) == 1 or not any(writer.under_way for writer in queue):
+            count, size = batch_size.fitting([writer.size for writer in queue[:count]], size)
+            taken, self.queue = queue[:count], queue[count:]
+            return taken, size
+        ready = [writer for writer in queue if not writer.under_way][:count]
+        count, size = batch_size.fitting([writer.size for writer in ready], size)
+        chosen = set(ready[:count])
+        self.queue = [writer for writer in queue if writer not in chosen]
+        return ready[:count], size
+
+    def _take_creations(self, count: int, size: int) -> list[Creation]:
+        count, _ = batch_size.fitting([commit.size for commit, _ in self._creations[:count]], size)
+        taken, self._creations = self._creations[:count], self._creations[count:]
+        return taken
+
+    # ---- what lanes tell
+
+    def settled(self) -> None:
+        """A batch has ended: drafts may be queued that waited for it."""
+        if self.queue and self.free:
+            self.wake_up()
+
+    def failing(self, error: StoreUnavailableError) -> None:
+        level = logging.ERROR if self.fault is None else logging.DEBUG  # say it once, not at every attempt
+        log(level, Token.COMMIT_FAILED, f"{error}; nothing goes on until the store takes commits again, trying…")
+        self.fault = str(error)
+
+    def works(self) -> None:
+        if self.fault is not None and not self.insisting:
+            log(logging.WARNING, Token.COMMIT_RECOVERED, "the store takes commits again")
+            self.fault = None
+
+    def refuse(self, creations: list[Creation]) -> None:
+        """Whoever waits for these can be told, so they are."""
+        for _, future in creations:
+            if not future.done():
+                future.set_exception(_refused(self.fault))
+        creations.clear()
+
+    def refuse_queued(self) -> None:
+        self.refuse(self._creations)
+
+
+class _Lane:
+    """One batch after the other."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.batch: list[Writer] = []  # in the transaction under way,
+        self.creations: list[Creation] = []  # and these
+        self.looking = False  # woken, and about to take its share
+        self._recorder = recorder
+        self._idle: asyncio.Future[None] | None = None
+        self._limit: asyncio.Timeout | None = None  # of the commit under way
+
+    def hurry(self) -> None:
+        if self._limit is not None:
+            self._limit.reschedule(self._recorder.limit())
+
+    def wake(self) -> None:
+        if self._idle is not None:
+            self.looking = True
+            self._idle.set_result(None)
+            self._idle = None
+
+    async def run(self, part: Part) -> None:
+        recorder = self._recorder
+        self._begin_again(part)
+        while True:
+            writers, creations = recorder.share(self)
+            self.looking = False
+            if writers or creations:
+                await self._commit_next(writers, creations)
+                recorder.settled()
+                part.well()
+            elif recorder.wait(self):
+                self._idle = recorder.loop.create_future()
+                await part.rest(self._idle)
+            else:
+                return
+
+    def _begin_again(self, part: Part) -> None:
+        """After a bug of ours. What was under way is unknown, so no run may go on as if it were written: they leave memory, and
+        are looked for in the store."""
+        if self in self._recorder.free:
+            self._recorder.free.remove(self)
+        self._idle, self.looking = None, False
+        error = RelightError(f"the recorder broke: {part.error}")
+        abandon([writer for writer in self.batch if writer.under_way], error)
+        for future in [future for _, future in self.creations if not future.done()]:
+            future.set_exception(error)
+        self.batch, self.creations = [], []
+
+    async def _commit_next(self, writers: list[Writer], creations: list[Creation]) -> None:
+        """One batch. In a frame of its own: idle, it would keep the runs of its last batch in memory."""
+        commits = []
+        self.creations = creations
+        for writer in writers:
+            draft = writer.take()
+            if draft is not None:
+                self.batch.append(writer)
+                commits.append(draft)
+        await self.commit_all(self.batch, commits, creations)
+        writers.clear()
+        self.batch, self.creations = [], []
+
+    async def commit_all(self, writers: list[Writer], commits: list[Commit], creations: list[Creation]) -> None:
+        """Until the store has taken them, or it is known which one it cannot take."""
+        try:
+            results = await self.commit(commits, creations)
+        except StoreUnavailableError as error:  # given up: the process stops
+            log(logging.ERROR, Token.COMMIT_FAILED, f"{error}; what {len(commits)} runs did last will be repeated")
+            abandon(writers, error)
+        except Exception as error:  # noqa: BLE001 - a bug in a backend, or a value that it cannot write
+            await divide(self, writers, commits, creations, error)
+        else:
+            self.settle(writers, commits, creations, results)
+
+    async def commit(self, commits: list[Commit], creations: list[Creation]) -> list[CommitResult]:
+        """One batch, until the store has taken it. Creations are tried once, with the first try."""
+        recorder = self._recorder
+        try:
+            results = await self._ask([*commits, *(commit for commit, _ in creations)])
+        except StoreUnavailableError as error:
+            recorder.failing(error)
+            recorder.refuse(creations)
+            results = await self._insist(commits) if commits else []
+        if results:
+            recorder.works()
+        return results
+
+    async def _ask(self, commits: list[Commit]) -> list[CommitResult]:
+        """Give the store a batch, once."""
+        recorder = self._recorder
+        if recorder.given_up:
+            raise StoreUnavailableError(recorder.fault or "the store does not answer")
+        limit = asyncio.timeout_at(recorder.limit())
+        try:
+            async with limit:
+                self._limit = limit
+                await batch_size.put_large_blobs(recorder.store, commits)
+                return await recorder.store.commit(commits)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise StoreUnavailableError("the store did not answer before this process had to stop") from None
+        finally:
+            self._limit = None
+
+    async def _insist(self, commits: list[Commit]) -> list[CommitResult]:
+        pause = RetryPause()
+        recorder = self._recorder
+        recorder.insisting += 1
+        try:
+            while True:
+                recorder.refuse_queued()
+                if recorder.give_up_at is not None and recorder.loop.time() >= recorder.give_up_at:
+                    recorder.given_up = True
+                    raise StoreUnavailableError(
+                        f"Relight was stopped while nothing could be committed: {recorder.fault}"
+                    )
+                await pause.wait()
+                try:
+                    return await self._ask(commits)
+                except StoreUnavailableError as error:
+                    recorder.failing(error)
+        finally:
+            recorder.insisting -= 1
+
+    def settle(
+        self, writers: list[Writer], commits: list[Commit], creations: list[Creation], results: list[CommitResult]
+    ) -> None:
+        """The batch is durable: wake everybody who waited for it, in the order of the journals. The flows go on in one
+        callback of the loop: not in here, since this is a task, and their tasks are others."""
+        self._recorder.commits += 1
+        flows: list[Callable[[], None]] = []
+        entries = 0
+        for writer, commit, result in zip(writers, commits, results, strict=False):
+            try:
+                if type(result) is Committed:
+                    entries += len(commit.entries)
+                    go_on = writer.settle(result.sequence)
+                    if go_on is not None:
+                        flows.append(go_on)
+                else:
+                    writer.fenced = True
+                    writer.abandon(None)
+                    writer.run.fenced(bool(commit.entries))
+            except Exception as error:  # noqa: BLE001 - a bug of ours: the others of the batch go on
+                log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {commit.root_id}: {error!r}", error)
+                abandon([writer], error)
+        self._recorder.entries += entries
+        if flows:
+            self._recorder.loop.call_soon(_go_on, self._recorder.floor, flows)
+        for (_, future), result in zip(creations, results[len(commits) :], strict=True):
+            if not future.done():
+                future.set_result(result)
+
+
+def _go_on(floor: Floor, flows: list[Callable[[], None]]) -> None:
+    floor.batch = True
+    try:
+        for advance in flows:
+            advance()
+    finally:
+        floor.batch = False
+        floor.leave()
+
+
+def _share(queued: int, looking: int) -> int:
+    """Few are not worth sharing out: two transactions cost more than one."""
+    fair = queued if queued < WORTH_SHARING else -(-queued // looking)
+    return min(fair, MAX_BATCH)
+
+
+def _refused(fault: str | None) -> StoreUnavailableError:
+    return StoreUnavailableError(f"the run was not accepted: {fault}")

@@ -1,0 +1,47 @@
+"""A run that was claimed and whose journal cannot be read: held, with only its row saying what is wrong."""
+
+from __future__ import annotations
+
+import logging
+
+from relight.errors import CorruptionError, UpgradeRequiredError
+from relight.model.run import Hold, Message, MessageKind, Run, RunChange, Status
+from relight.ports.store import Commit
+from relight.recovery import upgrades
+from relight.recovery.memory import RunsInMemory
+from relight.run.services import Services
+from relight.telemetry import Token, log
+
+
+async def hold(orchestrator: RunsInMemory, row: Run, epoch: int, error: Exception, messages: list[Message]) -> None:
+    """The journal cannot be read, so nothing can be appended to it either: only the row says what is wrong."""
+    if isinstance(error, UpgradeRequiredError):
+        await upgrades.hold(orchestrator.services, row, epoch, error, messages)
+        orchestrator.tell(row.id)
+        return
+    known = isinstance(error, CorruptionError)
+    log(logging.ERROR, Token.JOURNAL_CORRUPT, f"run {row.id}: {error}", None if known else error)
+    what = str(error) if known else f"its journal could not be restored: {error!r}"
+    reason = f"{what}; restore the file from a backup and resume() the run, or cancel() it"
+    heard = max((message.id for message in messages), default=0)
+    status = RunChange(run_id=row.id, status=Status.PAUSED, hold=Hold.CORRUPT, reason=reason, heard=heard)
+    if any(message.kind is MessageKind.CANCEL for message in messages):
+        await _cancel(orchestrator.services, row, epoch, f"cancelled; its journal was corrupt: {what}")
+    else:
+        await orchestrator.services.store.hold({row.id: epoch}, status)
+    orchestrator.tell(row.id)
+
+
+async def _cancel(services: Services, row: Run, epoch: int, reason: str) -> None:
+    """One commit without entries: ended first and its parent told after, a death in between would leave that one waiting."""
+    store = services.store
+    parents = [] if row.parent_id is None else [row.parent_id]
+    commit = Commit(
+        root_id=row.id,
+        epoch=epoch,
+        after=await store.latest_sequence(row.id),
+        entries=[],
+        changes=[RunChange(run_id=row.id, status=Status.CANCELLED, reason=reason)],
+        messages=[Message.end_of(row.id, epoch, services.clock.now(), to=parent) for parent in parents],
+    )
+    await store.commit([commit])

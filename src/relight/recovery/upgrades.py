@@ -1,0 +1,75 @@
+"""Runs that a newer version has written to: held, then taken up by whoever understands them. See `model/formats.py`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from relight.errors import UpgradeRequiredError
+from relight.model.formats import not_understood
+from relight.model.replay import restore
+from relight.model.run import Hold, Message, MessageKind, Run, RunChange, Status
+from relight.run.services import Services
+from relight.telemetry import Token, log
+
+
+def refuse_newer(messages: Sequence[Message]) -> None:
+    """Raise UpgradeRequiredError if there is one among them of a kind that this version does not know."""
+    for message in messages:
+        if message.kind is MessageKind.NEWER:
+            raise UpgradeRequiredError(
+                not_understood(f"message {message.id} of run {message.run_id!r}, a", message.name)
+            )
+
+
+async def hold(
+    services: Services, row: Run, epoch: int, error: UpgradeRequiredError, messages: Sequence[Message]
+) -> None:
+    """Only the row says so. Its journal and its inbox stay as they are, a request to cancel it included: a newer version hears
+    that, and calls the flow's clean-up."""
+    log(logging.WARNING, Token.RUN_HELD, f"run {row.id}: {error}")
+    heard = max((message.id for message in messages), default=0)
+    change = RunChange(run_id=row.id, status=Status.PAUSED, hold=Hold.UPGRADE, reason=str(error), heard=heard)
+    await services.store.hold({row.id: epoch}, change)
+
+
+class Freed:
+    """Which of the runs that are held for a newer version are for this one. One per orchestrator."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._not_for_us: set[tuple[str, int]] = set()  # runs with their epochs: a claim may have changed them
+
+    async def look(self, limit: int) -> tuple[list[Run], bool]:
+        """Up to `limit` of them, and whether there may be more."""
+        wanted = limit + len(self._not_for_us)
+        held = await self._services.store.held(Hold.UPGRADE, self._services.registry.names(), wanted)
+        unknown = [row for row in held if (row.id, row.epoch) not in self._not_for_us][:limit]
+        if len(held) < wanted:  # these are all there are
+            self._not_for_us.intersection_update([(row.id, row.epoch) for row in held])
+        found = await self._understood(unknown)
+        understood = {row.id for row in found}
+        self._not_for_us.update((row.id, row.epoch) for row in unknown if row.id not in understood)
+        return found, len(unknown) == limit
+
+    async def _understood(self, rows: list[Run]) -> list[Run]:
+        """Read without claiming: of two old versions that meet, each would take it from the other for ever."""
+        if not rows:
+            return []
+        ids = [row.id for row in rows]
+        inboxes: dict[str, list[Message]] = {run_id: [] for run_id in ids}
+        for message in await self._services.store.inbox(ids):
+            inboxes[message.run_id].append(message)
+        found = []
+        for row, journal in zip(rows, await self._services.store.read(ids), strict=True):
+            try:
+                if isinstance(journal, Exception):
+                    raise journal
+                restore(journal)
+                refuse_newer(inboxes[row.id])
+            except UpgradeRequiredError:
+                continue
+            except Exception as error:  # noqa: BLE001 - taken up, it is held as what it is, and nobody else waits for it
+                log(logging.DEBUG, Token.RUN_HELD, f"run {row.id}: {error!r}")
+            found.append(row)
+        return found

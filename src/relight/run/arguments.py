@@ -1,0 +1,32 @@
+"""What a run is started with: an id that a user chose, and arguments that its flow takes."""
+
+from __future__ import annotations
+
+from relight.errors import DefinitionError, PayloadError
+from relight.model.blob import blob_digest
+from relight.model.run import Run
+
+MAX_RUN_ID = 255
+
+
+def check_run_id(run_id: str) -> str:
+    """A run id that a user chose."""
+    if not isinstance(run_id, str) or not 1 <= len(run_id) <= MAX_RUN_ID or "/" in run_id or not run_id.isprintable():
+        raise DefinitionError(
+            f"{run_id!r} cannot be a run id: give 1 to {MAX_RUN_ID} printable characters without '/', which separates child runs"
+        )
+    return run_id
+
+
+def same_input(row: Run, data: bytes) -> bool:
+    """Whether a run was started with exactly this input."""
+    return row.input == data if not row.input_blob else row.input_blob == blob_digest(data)
+
+
+def input_refusal(error: PayloadError, generation: int) -> str:
+    """What is the matter with a run whose arguments its flow no longer takes, and what to do."""
+    began = "this run was started with" if generation == 1 else f"generation {generation} of this run began with"
+    return (
+        f"its flow does not take the arguments that {began}: {error}; let the flow take them again (a new parameter needs a "
+        "default), then resume() the run"
+    )

@@ -1,0 +1,67 @@
+"""Rest: what a run does when its flow has done all that it does with what it knows; and what about a flow that never rests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from relight.execution.run_loop import MOST_CALLBACKS
+from relight.model.journal import Deadlocked
+from relight.run import cancel, execute, replaying, waits
+from relight.run.replay_order import CANCELLED, DEADLOCKED
+
+if TYPE_CHECKING:
+    from relight.run.live_run import LiveRun
+
+# A flow that has run so many callbacks without coming to rest spins, on asyncio.sleep(0) perhaps, and will never rest.
+SPINNING = 1_000_000
+
+
+def reached(run: LiveRun) -> None:
+    """The flow is at rest, and there is nothing to tell it."""
+    if run.busy > 0 or run.replay is not None or run.turns.busy:
+        return
+    if not run.pending:  # nothing in the journal can ever wake it
+        if run.deadlocked:  # it was told so, and goes on waiting
+            execute.end(run, None, execute.deadlock())
+            return
+        say_deadlocked(run)
+    waits.blocked(run)
+
+
+def say_deadlocked(run: LiveRun) -> None:
+    """The flow is told so as of an outcome, in its turn: it may clean up, and then fails."""
+    if not run.saying_so and run.stopping is None and not run.over:
+        run.saying_so = True
+        run.writer.add(Deadlocked("", run.services.clock.now()), DEADLOCKED)
+
+
+def tell_mark(run: LiveRun, mark: str) -> None:
+    """Something else than an operation's end that has its place in the order."""
+    run.services.floor.leave()
+    if mark == CANCELLED:
+        cancel.tell(run)
+    elif run.main is not None:
+        run.deadlocked = True
+        run.saying_so = False
+        cancel.give_up(run)
+        run.loop.let_in()
+
+
+def woken_from_outside(run: LiveRun) -> None:
+    """Other code has touched an event, a queue or a future of the flow's. Nobody would do so again on replay."""
+    run.when_live(lambda: say_deadlocked(run))
+
+
+def spins(run: LiveRun) -> bool:
+    """The flow does not come to rest. One that never will is told what there is after so many callbacks, live and on replay
+    alike. Whether it was told something."""
+    run.spun += MOST_CALLBACKS
+    if run.spun < SPINNING:
+        return False
+    run.spun = 0
+    if run.replay is not None:
+        return run.replay.is_next_of(run.pending) and replaying.tell_next(run, run.replay)
+    if not run.told:
+        return False
+    run.tell(run.told.popleft())
+    return True

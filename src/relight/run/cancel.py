@@ -1,0 +1,170 @@
+"""Cancelling a run: visible to its flow, unlike leaving memory.
+
+The request is an entry of the journal, and the flow is told of it in its turn, like of an outcome. Then RunCancelled is raised at
+every operation that the flow waits for: at once where that only waits, for a step when its body has ended (an async body is
+cancelled; a thread cannot be). Tasks that wait for something of asyncio's own are cancelled as asyncio does it. From there
+on, the branch and those it propagates to are in clean-up (`Scope.cancel_seen`), and their operations are ordinary ones, within
+cancel_grace. An operation that a branch begins which has not heard of it yet raises it as well.
+
+An operation whose end was recorded before the request, but not told yet, ends with the cancellation all the same
+(`CancelRequested.unheard`): told first, the flow would go on to its clean-up, and have that cancelled instead.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from relight.errors import RunCancelled
+from relight.flow.scope import Scope
+from relight.model import journal as j
+from relight.model.run import Message
+from relight.run import leaving
+from relight.run.operation import GIVEN_UP, Operation
+from relight.run.replay_order import CANCELLED
+from relight.telemetry import Token, log
+
+if TYPE_CHECKING:
+    from relight.execution.run_loop import FlowTask
+    from relight.run.live_run import LiveRun
+
+
+def request(run: LiveRun, message: Message) -> None:
+    """A request in the run's inbox: record it, and let the flow hear it when that is durable."""
+    if run.cancel_reason is not None:
+        run.writer.consume([message.id])
+        return
+    reason = run.cancel_reason = leaving.cancel_reason(message)
+    unheard = [one for one in run.pending.values() if one.recorded and one.interruptible and not one.done()]
+    for operation in unheard:
+        operation.unheard = True
+    run.set_running()
+    run.writer.add(
+        j.CancelRequested("", reason, run.services.clock.now(), [key for one in unheard for key in one.entries]),
+        CANCELLED,
+    )
+    run.writer.consume([message.id])
+    run.writer.cancel_spawned(reason)
+    begin_grace(run)
+    run.services.background.start(_pass_on(run), "cancel")
+
+
+async def _pass_on(run: LiveRun) -> None:
+    """Once the cancellation is durable, the spawned runs have it in their inboxes: let them be looked at."""
+    await run.writer.committed()
+    run.host.listen()
+
+
+def tell(run: LiveRun) -> None:
+    """The flow hears of it."""
+    run.cancelled = run.loop.run_cancelled = True
+    tasks = _task_of_each_branch(run)
+    for operation in [one for one in run.pending.values() if one.interruptible]:
+        operation.scope.hear()
+        operation.scope.branch.heard = True
+        _count(operation, tasks.get(operation.scope.branch))
+        _interrupt(run, operation)
+    run.loop.pump()
+    run.services.floor.leave()
+    # Innermost first: what they are cancelled with reaches the tasks that wait for them.
+    for task, (scope, _) in reversed(list(run.loop.tasks.items())):
+        if not scope.in_clean_up and not scope.informed:
+            scope.hear()
+            scope.branch.heard = True
+            task.cancel_for_good()
+    run.loop.let_in()
+
+
+def _task_of_each_branch(run: LiveRun) -> dict[Scope, FlowTask[Any] | None]:
+    """None where tasks of ours are between a branch and its operations."""
+    found: dict[Scope, FlowTask[Any] | None] = {}
+    for task, (scope, _) in run.loop.tasks.items():
+        found[scope.branch] = None if scope.branch in found else task
+    return found
+
+
+def _count(operation: Operation, task: FlowTask[Any] | None) -> None:
+    """To its task this is a cancellation like any other: asyncio.timeout() and TaskGroup look how often it was asked to end. What
+    is raised in it, and when, is for the operation that it waits for to say."""
+    if task is not None:
+        before, operation.interrupted = operation.interrupted, True
+        task.cancel_for_good()
+        operation.interrupted = before
+
+
+def give_up(run: LiveRun) -> None:
+    """Nothing in the run can wake its flow. In a cancelled run, whose tasks are not cancelled twice, they are for once."""
+    if run.main is not None and not run.cancelled:
+        run.main.cancel()
+    elif run.cancelled:
+        for task in reversed(list(run.loop.tasks)):
+            task.cancel_for_good()
+
+
+def reach_the_rest(run: LiveRun) -> bool:
+    """The run is cancelled, and the flow, at rest, waits for no operation. Whoever still waits, for an event or a queue that
+    nobody will serve any more, has not heard of it yet, and does now. Whether there was anybody."""
+    if any(operation.interruptible for operation in run.pending.values()):
+        return False
+    tasks = [(task, scope) for task, (scope, _) in run.loop.tasks.items() if not scope.branch.heard]
+    for task, scope in reversed(tasks):
+        scope.branch.heard = True
+        task.cancel_for_good()
+    return bool(tasks)
+
+
+def _interrupt(run: LiveRun, operation: Operation) -> None:
+    if operation.unheard or not operation.ends_later:
+        if operation.recorded:  # what came for it is for whoever waits for it next, in clean-up perhaps
+            if not operation.unheard:
+                run.record(j.OperationCancelled(operation.key, by_flow=True, at=run.now()))
+            operation.take_back()
+        operation.stop()
+        run.forget(operation)
+        operation.break_off(RunCancelled(run.cancel_reason or "cancelled"))
+        return
+    operation.interrupted = True
+    if operation.recorded or run.replay is not None:
+        return  # its end stands behind the cancellation
+    if operation.at_work is None:
+        end(operation)
+    else:
+        operation.stop()
+
+
+def end(operation: Operation) -> None:
+    """What an operation did was cancelled, or never began: that is its end."""
+    operation.error = GIVEN_UP
+    run = operation.run
+    run.record(j.OperationCancelled(operation.key, by_flow=not operation.interrupted, at=run.now()), operation)
+
+
+def begin_grace(run: LiveRun) -> None:
+    """Clean-up may take so long and no longer."""
+    run.services.clock.call_later(run.services.config.cancel_grace_seconds, lambda: _force(run))
+
+
+def _force(run: LiveRun) -> None:
+    if run.over or run.stopping is not None:
+        return
+    log(
+        logging.WARNING,
+        Token.CANCEL_FORCED,
+        f"run {run.id}: its clean-up took longer than cancel_grace; cancelled all the same",
+    )
+
+    def write() -> None:
+        assert run.cancel_reason is not None
+        leaving.conclude(run, j.RunCancelled("", run.cancel_reason, run.services.clock.now()), reason=run.cancel_reason)
+
+    run.services.background.start(leaving.depart(run, "cancelled", 0.0, write), "cancel", run.broke)
+
+
+def raise_if_told(run: LiveRun, scope: Scope) -> None:
+    """An operation begins after the run's cancellation: in clean-up, or in a branch that has not heard of it yet and does now."""
+    if run.cancelled:
+        told = scope.in_clean_up
+        scope.branch.heard = True
+        if not told:
+            scope.hear()
+            raise RunCancelled(run.cancel_reason or "cancelled")

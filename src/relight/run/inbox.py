@@ -1,0 +1,57 @@
+"""A run in memory hears its messages: signals, the ends of runs it awaits, and requests to cancel, pause or go on."""
+
+from __future__ import annotations
+
+import bisect
+from typing import TYPE_CHECKING
+
+from relight.errors import UpgradeRequiredError
+from relight.model.formats import not_understood
+from relight.model.run import Hold, Message, MessageKind
+from relight.run import cancel, leaving, next_generation, waits
+
+if TYPE_CHECKING:
+    from relight.run.live_run import LiveRun
+
+
+def deliver(run: LiveRun, message: Message) -> None:
+    """A message reached the run's inbox."""
+    if run.next is not None and run.stopping is None:
+        next_generation.deliver(run, message)
+        return
+    if run.stopping is not None or run.over:
+        run.missed = True  # it stays in the inbox, and is looked for there once the run has left
+        return
+    if message.id <= run.heard:
+        return  # loading the inbox and hearing of it may overlap
+    run.heard = message.id
+    if run.replay is not None or run.main is None:
+        run.early = [*run.early, message]
+        if message.kind is MessageKind.PAUSE:  # it need not come back first
+            leaving.attend(run, message)
+    else:
+        _hear(run, message)
+
+
+def listen(run: LiveRun) -> None:
+    """The flow can hear from now on: what came before is first."""
+    early, run.early = run.early, ()
+    for message in early:
+        _hear(run, message)
+
+
+def _hear(run: LiveRun, message: Message) -> None:
+    if run.stopping is not None:  # since what came before it: it stays in the inbox
+        run.missed, run.heard = True, min(run.heard, message.id - 1)
+    elif message.kind is MessageKind.SIGNAL or message.kind is MessageKind.ENDED:
+        bisect.insort(run.mailbox, message, key=lambda one: one.id)  # what was taken back may be younger
+        waits.hand_over(run)
+    elif message.kind is MessageKind.JOIN:
+        run.joined = True
+    elif message.kind is MessageKind.NEWER:
+        what = not_understood(f"message {message.id} of run {message.run_id!r}, a", message.name)
+        run.stuck(Hold.UPGRADE, UpgradeRequiredError(what))
+    elif message.kind is MessageKind.CANCEL:
+        cancel.request(run, message)
+    else:
+        leaving.attend(run, message)

@@ -1,0 +1,299 @@
+"""Hold: taking a run out of memory: parking, pausing, holding, shutdown, fencing.
+
+Leaving memory is invisible to the flow. `stopping` is set first: from then on nothing begins and nothing is told, so that the
+flow's code stays where it is. Steps in flight may finish, and are recorded; they are told when the run comes back. Then the
+code is unwound, wherever it waits, and the object is let go. What the store says about the run afterwards is one commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from relight.errors import StoreError
+from relight.model import journal as j
+from relight.model.run import Hold, LogLine, Message, MessageKind, RunChange, Status
+from relight.telemetry import Token, log
+
+if TYPE_CHECKING:
+    from relight.run.live_run import LiveRun
+
+PARK_GRACE_SECONDS = 5.0  # what a flow's own `finally` may take in a thread when it is unwound
+STOP_SECONDS = 1.0  # what a step's body may take to end once it is cancelled
+
+
+# How a hold is said: once, by what is the matter.
+_HELD = {
+    Hold.DEFINITION: (logging.WARNING, Token.DEFINITION_MISSING),
+    Hold.VERSION: (logging.ERROR, Token.FINGERPRINT_MISMATCH),
+    Hold.NONDETERMINISM: (logging.ERROR, Token.NONDETERMINISM),
+    Hold.CORRUPT: (logging.ERROR, Token.JOURNAL_CORRUPT),
+    Hold.POISON: (logging.ERROR, Token.RUN_POISONED),
+}
+
+
+# ---- leaving memory
+
+
+def due_at(run: LiveRun) -> float | None:
+    """When this run is due by itself while it waits."""
+    return min(run.due.values(), default=None)
+
+
+def consider_parking(run: LiveRun) -> None:
+    """The whole run waits: let it leave memory if it still does after a moment."""
+    if run.park_armed or run.stopping is not None or run.cancel_reason is not None:
+        return
+    due = due_at(run)
+    if due is not None and due - run.services.clock.now() <= run.services.config.park_after_seconds:
+        return  # not worth it
+    run.park_armed = True
+    # At once when others want its room, or when it is a sync flow, which would hold its thread.
+    if run.host.crowded or run.turns.threads:
+        run.services.loop.call_soon(_check_parking, run)
+    else:
+        seconds = run.services.config.park_after_seconds
+        run.park_timer = run.services.clock.call_later(seconds, lambda: _check_parking(run))
+
+
+def _check_parking(run: LiveRun) -> None:
+    run.park_armed = False
+    if run.over or run.stopping is not None or run.cancel_reason is not None or not run.blocked:
+        return  # when it is blocked again, this is considered again
+    run.services.background.start(park(run), "park", run.broke)
+
+
+async def park(run: LiveRun) -> None:
+    """The run waits, and leaves memory until it is due or told something."""
+    if run.stopping is not None or run.over or not run.blocked:
+        return  # it was woken since somebody looked: parked now, nobody would wake it again
+    wake_at = due_at(run)
+
+    def write() -> None:
+        run.change(Status.WAITING, owner=None, wake_at=wake_at, heard=run.last_heard)
+
+    await depart(run, "parked", PARK_GRACE_SECONDS, write)
+    if wake_at is not None and not run.writer.fenced:
+        run.host.wake_at(wake_at)
+
+
+async def depart(run: LiveRun, reason: str, grace_seconds: float, write: Any = None) -> None:
+    """Unwind the run's code, let `write` put its new status into a commit, and drop the object."""
+    if _begin_departure(run, reason):
+        await _depart(run, reason, grace_seconds, write)
+
+
+def _begin_departure(run: LiveRun, reason: str) -> bool:
+    """From now on nothing begins and nothing is told. False: it has left, or does so already, or is at its end."""
+    if run.departing or run.ended or run.over:
+        return False
+    run.departing = True
+    if run.early:  # it never gets to hear these: they stay in the inbox
+        run.missed = True
+        run.heard = run.early[0].id - 1
+    if run.stopping is None and run.writer.notes:
+        run.writer.flush()
+    run.stopping = run.stopping or reason
+    return True
+
+
+async def _depart(run: LiveRun, reason: str, grace_seconds: float, write: Any) -> None:
+    grace_seconds = await _calm(run, grace_seconds)
+    if not run.loop.unwind(reason):
+        _say_stuck(run)
+    run.turns.unwind(reason)
+    await _threads_gone(run, grace_seconds)
+    await _bodies_gone(run)
+    asked_to_end = next((message for message in run.early if message.kind is MessageKind.CANCEL), None)
+    if run.held is not None and asked_to_end is not None and run.held[0] is not Hold.UPGRADE:
+        end_without_code(run, cancel_reason(asked_to_end))
+    elif run.held is not None:
+        kind, why = run.held
+        log(*_HELD.get(kind, (logging.WARNING, Token.RUN_HELD)), f"run {run.id}: {why}")
+        run.change(Status.PAUSED, hold=kind, reason=why, owner=None, heard=run.last_heard)
+    elif write is not None:
+        write()
+    run.over = True
+    await run.writer.committed()
+    if run.outcome is not None and not run.writer.lost:
+        run.ended = True
+        run.host.ended(run)
+    else:
+        run.host.left(run)
+
+
+async def _calm(run: LiveRun, grace_seconds: float) -> float:
+    """Wait until no step's body is under way, and return what is left of the grace for the code around them."""
+    if not run.inflight:
+        return grace_seconds
+    loop = run.services.loop
+    until = loop.time() + grace_seconds
+    run.calm = loop.create_future()
+    await asyncio.wait([run.calm], timeout=grace_seconds)
+    left = max(until - loop.time(), 0.0)
+    return left if run.inflight else max(left, min(grace_seconds, PARK_GRACE_SECONDS))
+
+
+def body_ended(run: LiveRun, key: str) -> None:
+    """A step's body is no longer under way. What came of it is recorded before whoever waits for the last one goes on."""
+    ended = run.inflight.pop(key, None)
+    if ended is not None:
+        run.services.long_steps.drop(ended)
+    if run.calm is not None and not run.inflight and not run.calm.done():
+        run.calm.set_result(None)
+
+
+async def _threads_gone(run: LiveRun, grace_seconds: float) -> None:
+    """Wait until the threads of sync code have unwound; after the grace, abandon them."""
+    turns = run.turns
+    if not turns.threads:
+        return
+    turns.gone = run.services.loop.create_future()
+    await asyncio.wait([turns.gone], timeout=max(grace_seconds, STOP_SECONDS))
+    if turns.threads:
+        _say_stuck(run)
+        for thread in turns.threads:
+            thread.abandon()
+
+
+async def _bodies_gone(run: LiveRun) -> None:
+    """Cancel what operations still do, and wait until it is over: bodies that outlived the grace, and what only waits."""
+    tasks = stop_bodies(run)
+    if tasks:
+        _, late = await asyncio.wait(tasks, timeout=STOP_SECONDS)
+        if late:
+            _say_stuck(run)
+
+
+def stop_bodies(run: LiveRun) -> list[asyncio.Task[None]]:
+    """Nobody waits any more for what is being done for this run: async code hears of it, a thread cannot be stopped."""
+    if not run.pending and not run.inflight:
+        return []
+    operations = {*run.pending.values(), *run.inflight.values()}
+    tasks = {operation.at_work for operation in operations}
+    for operation in operations:
+        operation.halt()
+        operation.silence()
+    return [task for task in tasks if task is not None and task is not asyncio.current_task()]
+
+
+def _say_stuck(run: LiveRun) -> None:
+    log(
+        logging.ERROR,
+        Token.UNWIND_STUCK,
+        f"run {run.id}: its code did not end when told to ({run.stopping}); abandoned",
+    )
+
+
+def depart_by_itself(run: LiveRun) -> None:
+    """It cannot go on: held, or its entries could not be written."""
+    run.services.background.start(depart(run, run.stopping or "stopped", PARK_GRACE_SECONDS), "depart", run.broke)
+
+
+def failed(run: LiveRun) -> None:
+    """The recorder gave up on what the run did last, its end perhaps: it must not go on as if that were written."""
+    run.stopping = run.stopping or "its entries could not be written by this process"
+    run.outcome = None
+    if not run.departing:
+        run.over = False  # its end was on its way
+        depart_by_itself(run)
+
+
+def broke(run: LiveRun, error: BaseException) -> None:
+    """A bug of ours in what was to be done for this run. It is dropped from memory, by force if leaving is what broke: the
+    orchestrator finds that it is still ours in the store, and brings it back."""
+    if run.ended or run.host.has_left(run):
+        return
+    if not run.departing:
+        run.writer.abandon(error)
+        return
+    run.writer.abandon(error)
+    run.over = True
+    stop_bodies(run)
+    run.host.left(run)
+
+
+def fenced(run: LiveRun, refused: bool) -> None:
+    """Another owner has the run: whatever this process still does for it is in vain. `refused`: and has tried to record."""
+    log(logging.WARNING, Token.RUN_FENCED, f"run {run.id}: another owner has claimed it; this process lets go of it")
+    run.services.metrics.fenced.inc(refused)
+    run.services.metrics.false_deaths.inc()
+    run.services.background.start(_note_fenced(run), "note")
+    if run.over and run.outcome is None and run.next is None:
+        return  # its code has ended, and the object is about to be let go
+    run.stopping = run.stopping or "fenced"
+    run.outcome = None
+    run.over = False
+    stop_bodies(run)
+    if not run.departing:
+        run.services.background.start(depart(run, "fenced", PARK_GRACE_SECONDS), "depart", run.broke)
+
+
+async def _note_fenced(run: LiveRun) -> None:
+    """Into the run's log, which is open to whoever saw something happen to it. Not worth a second try."""
+    text = (
+        f"{run.services.owner} still drove it at epoch {run.writer.epoch} and was fenced; nothing of that was written"
+    )
+    line = LogLine(run_id=run.id, at=run.services.clock.now(), text=text, token=Token.RUN_FENCED.value)
+    try:
+        await run.services.store.append_log([line])
+    except StoreError as error:
+        log(logging.DEBUG, Token.RUN_FENCED, f"run {run.id}: its log could not be written: {error}")
+
+
+# ---- requests from outside
+
+
+def attend(run: LiveRun, message: Message) -> None:
+    """A request in the run's inbox to pause, or to go on."""
+    if message.kind is MessageKind.PAUSE:
+        # At once: parked in between, it would have heard of it and not done it.
+        if _begin_departure(run, "paused"):
+            run.services.background.start(_pause(run, message), "pause", run.broke)
+    elif message.kind is MessageKind.RESUME:  # it is in memory, so it has been
+        run.writer.consume([message.id])
+
+
+async def _pause(run: LiveRun, message: Message) -> None:
+    def write() -> None:
+        reason = "paused by request; resume() frees it"
+        run.change(Status.PAUSED, hold=Hold.USER, reason=reason, owner=None, heard=run.last_heard)
+        run.writer.consume([message.id])
+
+    await _depart(run, "paused", run.services.config.shutdown_grace_seconds, write)
+
+
+# ---- the end
+
+
+def cancel_reason(message: Message) -> str:
+    """What a request to cancel says."""
+    return str(msgspec.json.decode(message.payload) or "cancelled")
+
+
+def end_without_code(run: LiveRun, reason: str) -> None:
+    """Cancel a run whose code cannot be brought back: nothing can be cleaned up. Its unfinished child runs end with it, or they
+    would seem to go on for ever."""
+    conclude(run, j.RunCancelled("", reason, run.services.clock.now()), reason=reason)
+    for key in run.replay.unfinished() if run.replay is not None else ():
+        run.writer.change(RunChange(run_id=run.run_id(key), status=Status.CANCELLED, reason="its root run has ended"))
+
+
+_STATUS = {j.RunCompleted: Status.COMPLETED, j.RunFailed: Status.FAILED, j.RunCancelled: Status.CANCELLED}
+
+
+def conclude(run: LiveRun, event: j.RunCompleted | j.RunFailed | j.RunCancelled, **fields: Any) -> None:
+    """A root run's end, as one commit: the final entry, the status, and the message to whoever spawned it."""
+    run.writer.add(event)
+    end(run, _STATUS[type(event)], event.at, **fields)
+
+
+def end(run: LiveRun, status: Status, at: float, **fields: Any) -> None:
+    """What every end of a root run writes beside its final entry. Whoever spawned it is told, always: it waits, perhaps."""
+    run.change(status, **fields)
+    run.outcome = msgspec.structs.replace(run.row, status=status, updated_at=at, owner=None, wake_at=None, **fields)
+    if run.row.parent_id is not None:
+        run.writer.send(Message.end_of(run.id, run.writer.epoch, at, to=run.row.parent_id))

@@ -1,0 +1,400 @@
+"""LiveRun: one root run's tree while it is in memory, from being taken up to its end (or to leaving memory again).
+
+Its heart is `advance`, which decides in which order the flow's code goes on, live and on replay alike:
+
+    pump the run's loop until the flow is at rest
+    nothing to tell?  at rest, and if nothing is being done for it either: blocked, so that it may be parked
+    tell it the next outcome of the journal; again
+
+Where that next outcome comes from is the only difference: on replay from the journal as it was read, then from the commits of
+this process, in the order of their entries. What the flow asks for meanwhile begins when it is at rest. The operations
+themselves are in their own files, see `requests.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from relight.errors import ContinueAs, OutsideRunError, RelightError, RunCancelled, Unwind
+from relight.execution.run_loop import FlowTask, Ready, RunLoop, TimerHandle
+from relight.flow.call import Call
+from relight.flow.definitions import Flow
+from relight.flow.scope import Scope
+from relight.model.replay import Open, Outcome, TreeState, retried_at
+from relight.model.run import Hold, Message, Run
+from relight.record.writer import GONE
+from relight.run import at_rest, cancel, checkpoint, execute, inbox, leaving, replaying, waits
+from relight.run.operation import GIVEN_UP, Operation
+from relight.run.recording import RunRecord
+from relight.run.replay_order import Replay
+from relight.run.requests import Asking
+from relight.run.services import Host, Services
+from relight.run.steps import StepCall, StepOperation
+from relight.run.sync_flows import NO_TURNS, Turns
+from relight.telemetry import Token, log
+
+MOST_TOLD = 500  # outcomes in one go; then other runs have their turn
+MOST_REFUSALS = 1000  # so often Unwind is raised: code that catches it in a loop would hang the whole process
+
+
+class LiveRun(RunRecord, Asking):
+    """One root run's tree; implements `flow.scope.Operations`."""
+
+    # fmt: off
+    __slots__ = (
+        "__weakref__", "_advancing", "_asked", "_refusals", "_when_live", "_woken", "asked_to_continue", "begun_again",
+        "busy", "calm", "cancel_reason", "cancelled", "children", "created", "deadlocked", "departing", "due", "early", "ended",
+        "heard", "held", "host", "inflight", "joined", "kept", "left_open", "loop", "mailbox", "main", "main_done",
+        "missed", "numbers", "outcome", "overdue", "park_armed", "pending", "recovered", "replay", "restored",
+        "retried", "saying_so", "spun", "step_call", "taken_back", "timers", "told", "turns", "unawaited",
+    )
+    # fmt: on
+
+    def __init__(self, services: Services, host: Host, row: Run, epoch: int, state: TreeState) -> None:
+        RunRecord.__init__(self, services, row, epoch, state, self)
+        self.unawaited: dict[int, Call] = {}  # operations that the flow has called and not awaited
+        self.numbers: Iterator[int] = itertools.count()  # of those
+        self.step_call: type[Call] = StepCall
+        self.host = host
+        self.created = state.created
+        self.begun_again = state.open.get("")  # its flow was called again by its retry
+        self.restored = len(state.outcomes)
+        self.recovered = 0  # over 0: its last owner died, and what was in flight then is repeated, and counted here
+
+        # The flow's code, and what it waits for.
+        self.loop: RunLoop = RunLoop(row.id, services.floor, self)  # type: ignore[abstract]  # what is missing is refused there
+        self.main: FlowTask[Any] | None = None  # the task of the flow's function,
+        self.main_done = True  # once it is made: whether it has ended
+        self.turns = NO_TURNS  # of the threads of sync code: see `own_turns`
+        self.pending: dict[str, Operation] = {}  # asked for and not told, in the order of asking
+        self.busy = 0  # how many of them do more than wait for a time or a message
+
+        # What it is told.
+        known = state.outcomes or state.open or state.cancelled or state.deadlocks
+        self.replay: Replay | None = Replay(state) if known else None
+        self.kept: dict[str, Outcome] = self.replay.kept if self.replay is not None else {}
+        self.retried = state.retried
+        self.children = self.replay.children if self.replay is not None else {}  # how child runs were called
+        self._when_live: list[Callable[[], None]] | None = None
+        self._asked: list[Operation] = []  # since it was last at rest
+        self.told: deque[Operation | str] = deque()  # durable, to be told in this order
+        self._advancing = self._woken = False
+        self.spun = 0  # callbacks since it last came to rest
+        self.left_open: dict[str, Open] = {}  # once live: what had begun, and was not asked for until now
+        self.deadlocked = self.saying_so = False  # it waits, or waited, for what nothing in the run can bring about
+        self.asked_to_continue: tuple[Scope, ContinueAs] | None = None  # which call of its flow did, and what it raised
+
+        # Messages and times.
+        self.cancel_reason = state.cancelled.reason if state.cancelled is not None else None
+        self.cancelled = False  # and the flow has been told so
+        self.mailbox = [waits.returned(self.id, one) for one in state.unclaimed]
+        self.taken_back = {one.id for one in self.mailbox}  # those of the mailbox that are in the inbox no more
+        self.early: Sequence[Message] = ()  # came before the flow could hear: it was being called, or replayed
+        self.missed = False  # a message came when the run could no longer hear it
+        self.joined = False  # another run waits for this one's end
+        self.heard = 0  # the newest message that this object has heard: they come in the order of their ids
+        self.timers: dict[int, dict[waits.LoopTimer, None]] = {}  # see waits.cancel_timers
+        self.due: dict[str, float] = {}  # when what waits for a time is due, by key
+        self.overdue: list[waits.Alarm] | None = None  # while the run comes back: what has been due meanwhile
+
+        # Leaving memory.
+        self._refusals = 0
+        self.departing = False  # somebody is taking it out of memory
+        self.held: tuple[Hold, str] | None = None  # it cannot go on, and why
+        self.ended = False  # it is terminal, durably
+        self.outcome: Run | None = None  # the final row, once it is committed
+        self.park_armed = False
+        self.inflight: dict[str, Operation] = {}  # steps whose bodies are under way
+        self.calm: asyncio.Future[None] | None = None  # whoever takes it out of memory waits for the last body to end
+
+    def let_go(self) -> None:
+        """Nobody needs this object any more: break its reference cycles, which cost the collector a tenth of a short run."""
+        self.writer.run = GONE
+        self.main = None
+        self.pending.clear()
+        self.loop.let_go()
+        self.turns = NO_TURNS
+        if self.park_timer is not None:
+            self.park_timer.cancel()  # or it would be kept for as long as that takes
+
+    # ---- in which order the flow goes on
+
+    def start(self, flow: Flow[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Call the flow's function."""
+        scope = Scope(self, self.path, "", None)
+        root = execute.root(self, flow, args, kwargs, scope)
+        self.main_done = False
+        self.loop.driven = True
+        self.main = self.loop.main = self.loop.start(root, scope, "relight-run", contextvars.Context())
+        self.loop.driven = False
+        if self.replay is None:
+            inbox.listen(self)
+        self.wake()
+
+    def wake(self) -> None:
+        """Something has happened that may let the flow go on: look, in the program loop's next turn."""
+        if not self._woken:
+            self._woken = True
+            self.services.loop.call_soon(self.advance, context=contextvars.Context())
+
+    def advance(self) -> None:
+        """See the module's docstring. Only ever called by the program's loop itself, never from inside one of its tasks."""
+        self._woken = False
+        if self._advancing:
+            return
+        loop, told, floor = self.loop, self.told, self.services.floor
+        self._advancing = loop.driven = True
+        ready, left = loop.ready, MOST_TOLD
+        try:
+            while left and self.stopping is None and not self.over:
+                left -= 1
+                if ready:
+                    loop.pump()
+                if self._asked or ready or self.turns.threads or self.cancelled or self.main_done:
+                    goes_on = self._go_on()
+                elif self.replay is not None:
+                    goes_on = replaying.tell_next(self, self.replay)
+                elif told:  # nearly always: a step has ended,
+                    self.tell(told.popleft())
+                    goes_on = True
+                else:  # and another one is under way
+                    goes_on = self.busy == 0 and self._go_on()
+                if not goes_on:
+                    return
+                self.spun = 0
+            if not left:
+                self.wake()
+        except Exception as error:  # noqa: BLE001 - a bug of ours: this run is held, the others go on
+            log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {self.id} broke: {error!r}", error)
+            self.stuck(Hold.CORRUPT, RelightError(f"the engine broke while it drove this run: {error!r}; report it"))
+        finally:
+            self._advancing = loop.driven = False
+            if not floor.batch:
+                floor.leave()
+            if self.held is not None and not self.departing:
+                leaving.depart_by_itself(self)
+
+    def _go_on(self) -> bool:
+        """What has been asked for begins; the flow comes to rest, and is told one thing. False: it has to wait, or is over."""
+        self.services.floor.leave()
+        if self._asked:
+            self._begin_asked()
+        if self.loop.ready:  # others have their turn
+            if at_rest.spins(self):
+                return True
+            self.wake()
+            return False
+        if self.turns.threads and self.turns.next():
+            return False  # a thread has the turn, and says when it is at rest
+        if self.cancelled and cancel.reach_the_rest(self):
+            return True
+        if self.main_done:
+            execute.ended(self)
+            return False
+        if self.replay is not None:
+            return replaying.tell_next(self, self.replay)
+        if self.told:
+            self.tell(self.told.popleft())
+            return True
+        at_rest.reached(self)
+        return False
+
+    def tell(self, operation: Operation | str) -> None:
+        """The flow hears how an operation has ended; or of a mark."""
+        if isinstance(operation, str):
+            at_rest.tell_mark(self, operation)
+            return
+        if operation.done() or operation.unheard:
+            return  # the flow gave up on it before it was told; or the cancellation is told instead, in a moment
+        pending, key = self.pending, operation.key  # as forget() does
+        if pending.get(key) is operation:
+            del pending[key]
+            if not operation.waiting:
+                self.busy -= 1
+        if self.replay is not None:
+            self.replay.drop(*operation.entries)
+        else:
+            self.recovered = 0  # what follows from something new was not in flight at the crash
+        if operation.interrupted:
+            operation.set_exception(RunCancelled(self.cancel_reason or "cancelled"))
+        elif operation.given_up and operation.error is GIVEN_UP:
+            operation.tell_given_up()
+        elif type(operation) is StepOperation and operation.error is None:
+            operation.set_result(operation.value)  # as tell() does
+        else:
+            operation.tell()
+
+    def go_live(self, replay: Replay) -> None:
+        """Replay is over. What the flow has asked for and not been told begins now."""
+        self.services.floor.leave()
+        self.replay = None
+        self.left_open = replay.open
+        self.do_when_live()
+        inbox.listen(self)
+        in_flight, self._asked = [*self.pending.values()], []
+        self.overdue = []
+        for operation in in_flight:
+            if operation not in replay.anew:
+                self.begin(operation)
+        waits.catch_up(self)
+
+    def do_when_live(self) -> None:
+        """What `when_live` has put off."""
+        actions, self._when_live = self._when_live, None
+        for action in actions or ():
+            action()
+
+    def _begin_asked(self) -> None:
+        asked, self._asked = self._asked, []
+        for operation in asked:
+            if operation.done():
+                continue
+            if self.cancel_reason is None and self.stopping is None and not operation.given_up:
+                operation.begin()
+            else:
+                self.begin(operation)
+
+    def begin(self, operation: Operation) -> None:
+        """Do what the flow has asked for."""
+        if self.stopping is not None:
+            return
+        if self.cancel_reason is not None and not self.cancelled and operation.interruptible:
+            return  # it will be told so before it begins
+        if operation.cut_short() and not operation.was_interrupted:
+            cancel.end(operation)  # what it had begun died with the process that began it
+        else:
+            operation.begin()
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the flow is at rest, and nothing is being done for it: only a time or a message can let it go on."""
+        return (
+            self.main is not None
+            and self.replay is None
+            and self.busy == 0
+            and not (
+                self.told or self._asked or self.loop.ready or self.main_done or self.turns.busy or self.writer.telling
+            )
+        )
+
+    # ---- what operations ask of the run
+
+    def ask(self, operation: Operation) -> Iterator[Any]:
+        """Flow code asks for this: what it waits for."""
+        if self.cancelled:
+            cancel.raise_if_told(self, operation.scope)
+        self.pending[operation.key] = operation  # as add() does
+        self.busy += 1
+        if not replaying.look_up(self, operation):
+            self._asked.append(operation)
+        return operation.__await__()
+
+    async def asked(self, operation: Operation) -> Any:
+        """The same for code of ours that is part of the flow's."""
+        if self.cancelled:
+            cancel.raise_if_told(self, operation.scope)
+        self.add(operation)
+        return await operation
+
+    def add(self, operation: Operation) -> None:
+        """The same, also where the run's cancellation is nothing to it."""
+        self.pending[operation.key] = operation
+        self.busy += 1
+        if not replaying.look_up(self, operation):
+            self._asked.append(operation)
+
+    def forget(self, operation: Operation) -> None:
+        """It has ended, or nobody waits for it any more."""
+        if self.pending.get(operation.key) is operation:
+            del self.pending[operation.key]
+            if not operation.waiting:
+                self.busy -= 1
+        if self.replay is not None:
+            self.replay.drop(*operation.entries)
+
+    def stop_reason(self) -> BaseException | None:
+        if self.stopping is not None:
+            self._refusals += 1
+            return Unwind(self.stopping, stubborn=self._refusals > MOST_REFUSALS)
+        if self.over or self.main_done:
+            return OutsideRunError(
+                f"run {self.id!r} is over: this task or thread has outlived it, and nothing it does can be recorded; "
+                "await every task a flow creates before the flow returns"
+            )
+        return None
+
+    def begun(self, key: str) -> Open | None:
+        """What the journal knows of an operation that had begun and not ended."""
+        return self.left_open.pop(key, None) if self.replay is None else self.replay.asked(key)
+
+    def when_live(self, action: Callable[[], None]) -> None:
+        """Do it now, or when replay is over: a run that is held on the way there has done nothing new."""
+        if self.replay is None:
+            action()
+        else:
+            self._when_live = self._when_live or []
+            self._when_live.append(action)
+
+    def own_turns(self) -> Turns:
+        """Those of its threads. Most runs have none."""
+        if self.turns is NO_TURNS:
+            self.turns = Turns(self)
+        return self.turns
+
+    def retried_at(self, key: str) -> int:
+        """The sequence at which the flow around `key` was called again last; 0 if it never was."""
+        return retried_at(self.retried, key)
+
+    def touched_from_outside(self) -> None:
+        at_rest.woken_from_outside(self)
+
+    def start_timer(self, scope: Scope, when: float, seconds: float, ready: Ready) -> TimerHandle:
+        return waits.start_timer(self, scope, when, seconds, ready)
+
+    def on_trouble(self, context: dict[str, Any]) -> None:
+        """As asyncio's own loops: a task failed and nobody ever asked why, or a callback raised."""
+        error = context.get("exception")
+        if not isinstance(error, Unwind | RunCancelled) and self.stopping is None and not self.over:
+            logging.getLogger("asyncio").error("run %s: %s", self.id, context.get("message"), exc_info=error)
+
+    # ---- messages
+
+    def deliver(self, message: Message) -> None:
+        inbox.deliver(self, message)
+
+    @property
+    def last_heard(self) -> int:
+        """Up to which message this object has heard everything: with a newer one in its inbox, the run is due at once."""
+        return self.early[0].id - 1 if self.early else self.heard
+
+    # ---- leaving memory
+
+    def stuck(self, kind: Hold, error: RelightError) -> None:
+        """The run cannot go on, and will be held with this reason: nothing begins and nothing is told any more."""
+        if self.over:
+            return  # it has ended, or its next generation begins in a moment: this is of no concern any more
+        if self.held is None and not self.departing:
+            self.held = (kind, str(error))
+        self.stopping = self.stopping or f"held: {error}"
+        if not self._advancing and not self.departing:
+            leaving.depart_by_itself(self)
+
+    def fenced(self, refused: bool) -> None:
+        leaving.fenced(self, refused)
+
+    def failed(self) -> None:
+        """The recorder gave up on what this run did last: it must not go on as if that were written."""
+        leaving.failed(self)
+
+    def broke(self, error: BaseException) -> None:
+        """A task that was to do something for this run has ended with an error of ours."""
+        leaving.broke(self, error)
+
+    def checkpoint(self) -> None:
+        checkpoint.begin(self)

@@ -1,0 +1,152 @@
+"""Continuing: a run ends its generation and begins the next under the same id, with new arguments (`continue_as`).
+
+One commit does both: it says that the generation has ended, and replaces the journal by a checkpoint of the one that begins
+(`Commit.next`). A crash before it leaves the old generation, which comes to the same end again on replay; a crash after it
+leaves the new one, which has not begun to do anything.
+
+What the run was told and has not taken yet is the next generation's: it stays in the inbox, in the store as in memory. Signals
+that a wait had taken and then gave up on are no longer in the inbox; they are part of the checkpoint, as of any other.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
+
+from relight.errors import ContinueAs, FlowCodeError, OutsideRunError
+from relight.model import journal as j
+from relight.model.replay import TreeState, Unclaimed, encode_state
+from relight.model.run import Message, MessageKind
+from relight.ports.store import NextGeneration
+from relight.run import leaving
+from relight.telemetry import Token, log
+
+if TYPE_CHECKING:
+    from relight.flow.scope import Scope
+    from relight.run.live_run import LiveRun
+
+_SWALLOWED = (
+    "an `except:` or `except BaseException:` around it, or a `return` in a `finally`, has swallowed what it raises"
+)
+PRUNE_EVERY = 100  # generations: how often the inbox forgets what it keeps of consumed messages
+
+
+def ask(run: LiveRun, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+    """See flow.operations.continue_as. What is wrong with the call raises here, live and replayed."""
+    stop = run.stop_reason()
+    if stop is not None:
+        raise stop
+    if scope.run_key:
+        raise FlowCodeError(
+            f"continue_as() was called in the child run {scope.run_key!r}, and only a run of its own can begin anew: call it "
+            "in the flow that was started, or spawn() this one"
+        )
+    if scope.path != run.path:
+        raise FlowCodeError(
+            "continue_as() was called in a task, a branch or an item of the flow, and ends the whole run: call it in the code of "
+            "the flow itself"
+        )
+    flow = run.services.registry.find(run.row.flow)
+    if flow is None:
+        raise OutsideRunError(f"continue_as(): the flow {run.row.flow!r} is no longer registered in this process")
+    if run.asked_to_continue is not None and run.asked_to_continue[0] is scope:
+        raise FlowCodeError(f"continue_as() was called before, and the flow went on: {_SWALLOWED}")
+    asked = ContinueAs(args, kwargs, flow.arguments.seal(args, kwargs, run.max_bytes))
+    run.asked_to_continue = scope, asked
+    raise asked
+
+
+def found_in(error: BaseException) -> ContinueAs:
+    """The flow has ended with this: what it continues as. asyncio.TaskGroup wraps what is raised in its body. Raises it, or what
+    is left of it, if that is a failure."""
+    if isinstance(error, ContinueAs):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        wanted, failures = error.split(ContinueAs)
+        if failures is not None:
+            raise failures
+        if wanted is not None:
+            return found_in(wanted.exceptions[0])
+    raise error
+
+
+def check_return(run: LiveRun, scope: Scope, value: Any) -> None:
+    """The flow has ended without an error. If it has asked to continue, it must do so; if not, it must not."""
+    asked = None
+    if run.asked_to_continue is not None and run.asked_to_continue[0] is scope:
+        asked = run.asked_to_continue[1]
+    if type(value) is ContinueAs and value is not asked:
+        raise FlowCodeError(
+            "the flow ended with a ContinueAs of its own making: call continue_as() instead, which checks it"
+        )
+    if asked is not None and value is not asked:
+        raise FlowCodeError(f"continue_as() was called, and the flow returned something else: {_SWALLOWED}")
+
+
+def begin(run: LiveRun, data: bytes) -> None:
+    """The flow is over, with `data` as the input of its next generation. Nothing may be told, begun or recorded behind it."""
+    flow = run.services.registry.find(run.row.flow)
+    assert flow is not None
+    children = run.run_id(run.path) + "/"
+    raw, blob = run.payload(data)
+    continued = j.RunContinued("", flow.fingerprint, raw, blob, run.now())
+    state = TreeState(created=run.created, generation=run.generation, unclaimed=_unclaimed(run))
+    state.apply(0, continued)  # its place is that of the checkpoint
+    run.set_running()
+    run.writer.add(continued)
+    prune = state.generation % PRUNE_EVERY == 0
+    run.writer.begin_generation(NextGeneration(state=encode_state(state), children=children, prune_inbox=prune))
+    _forget_ends(run)
+    run.next = state
+    run.over = True
+    run.writer.committed().add_done_callback(lambda _: _is_durable(run))
+
+
+def _unclaimed(run: LiveRun) -> list[Unclaimed]:
+    """Signals that are in no inbox any more, and that nobody has taken."""
+    return [
+        Unclaimed(one.id, one.name, j.NULL if one.payload_blob else msgspec.Raw(one.payload), one.payload_blob)
+        for one in run.mailbox
+        if one.id in run.taken_back
+    ]
+
+
+def _forget_ends(run: LiveRun) -> None:
+    """Ends of runs that this generation has spawned and did not wait for. Whoever waits for one of them in the next looks at its
+    row first: so these tell nothing, and a run that spawns for ever would collect them for ever."""
+    ends = [one.id for one in run.mailbox if one.kind is MessageKind.ENDED]
+    if ends:
+        run.writer.consume(ends)
+        run.mailbox = [one for one in run.mailbox if one.kind is not MessageKind.ENDED]
+
+
+def deliver(run: LiveRun, message: Message) -> None:
+    """A message reached the run while its next generation is being committed: it is for that."""
+    if message.id > run.heard:
+        run.heard = message.id
+        run.early = [*run.early, message]
+
+
+def _is_durable(run: LiveRun) -> None:
+    if run.writer.lost:
+        return  # it leaves memory, and what comes next is for others
+    try:
+        leaving.stop_bodies(run)
+        run.host.continued(run)
+    except Exception as error:  # noqa: BLE001 - a bug of ours: it is a callback, and nobody else would say so
+        log(logging.CRITICAL, Token.INTERNAL_ERROR, f"the next generation of run {run.id} broke: {error!r}", error)
+        run.next, run.over = None, False
+        run.broke(error)
+
+
+def inherit(run: LiveRun, last: LiveRun) -> None:
+    """The new generation's object takes over what outlives the old one's."""
+    last.let_go()
+    run.writer, run.status, run.lapses = last.writer, last.status, last.lapses
+    run.writer.run = run
+    if run.writer.checkpoint_at is not None:  # else one is being made, and says when the next is due
+        run.writer.checkpoint_at = run.writer.sequence + run.services.config.checkpoint.every
+    run.mailbox, run.taken_back = last.mailbox, last.taken_back
+    run.early, run.heard, run.joined = last.early, last.heard, last.joined

@@ -1,0 +1,199 @@
+"""What a run's operations do with its journal and its store: add entries, wait for them, read what is recorded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+
+from relight.clock import SYSTEM_CLOCK, Timer
+from relight.errors import (
+    CorruptionError,
+    OutsideRunError,
+    PayloadError,
+    RelightError,
+    StoreUnavailableError,
+    Unwind,
+    VersionMismatchError,
+)
+from relight.flow.payloads import ValueCodec
+from relight.model.blob import blob_digest, check_blob
+from relight.model.journal import NULL, Event, StepStarted
+from relight.model.replay import Outcome, TreeState
+from relight.model.run import Hold, LogLine, Run, RunChange, Status
+from relight.ports.store import Store
+from relight.record.writer import Told, Writer
+from relight.retry_pause import RetryPause
+from relight.run.operation import Operation
+from relight.run.replay_order import Replay
+from relight.run.services import Services
+from relight.telemetry import Token, log
+
+T = TypeVar("T")
+RUNNING = Status.RUNNING  # looking up a member of an enum takes longer than the rest of record()
+
+
+class RunRecord:
+    """The part of a LiveRun that writes and reads."""
+
+    __slots__ = (
+        "announced",
+        "blob_threshold",
+        "generation",
+        "id",
+        "keeper",
+        "lapses",
+        "max_bytes",
+        "next",
+        "now",
+        "over",
+        "park_timer",
+        "path",
+        "row",
+        "services",
+        "status",
+        "stopping",
+        "unsettled",
+        "writer",
+    )
+
+    replay: Replay | None  # while it is on
+
+    def __init__(self, services: Services, row: Run, epoch: int, state: TreeState, told: Told) -> None:
+        sequence = state.sequence
+        self.services = services
+        self.now = services.clock.now  # for the times of entries
+        self.id = row.id
+        self.row = row
+        self.generation = state.generation
+        self.path = state.path  # of the flow's own code
+        self.status = row.status  # as the store has it
+        self.writer = Writer(services.recorder, row.id, epoch, sequence, told)
+        self.writer.checkpoint_at = sequence + services.config.checkpoint.every
+        self.announced = 0  # how many of its entries since say that an attempt has begun, which is no progress
+        self.keeper = services.keeper
+        self.lapses = services.keeper.lapses  # of our lease, when the run was last known to be ours
+        self.max_bytes = services.config.payload.max_bytes
+        self.blob_threshold = services.config.payload.blob_threshold
+        self.unsettled = (
+            0  # what the flow has seen that is perhaps not durable yet: values, and ends that it gave up on
+        )
+        self.next: TreeState | None = None  # its next generation, which is being committed
+        self.stopping: str | None = None  # why nothing begins and nothing is told any more
+        self.park_timer: Timer | None = None
+        self.over = False  # nothing of this object may act any more
+
+    def stuck(self, kind: Hold, error: RelightError) -> None:
+        """The run cannot go on, and will be held with this reason."""
+        raise NotImplementedError
+
+    def record(self, event: Event, operation: Operation | None = None) -> None:
+        """Add an entry to the journal; once it is durable, `operation` has ended with it. A terminal run's is closed."""
+        if self.over:
+            raise OutsideRunError(f"run {self.id!r} has ended; {event.key!r} finished too late to be recorded")
+        if operation is not None:
+            operation.recorded = True
+            if self.status is not RUNNING:
+                self.set_running()
+        self.writer.add(event, operation)
+
+    def announce(self, event: StepStarted) -> None:
+        """Add an entry that says that an attempt has begun."""
+        self.record(event)
+        self.announced += 1
+
+    def note(self, event: Event) -> None:
+        """Add an entry that is not worth a commit of its own: it rides with the next."""
+        if not self.over and self.stopping is None:
+            self.writer.note(event)
+
+    def is_unsettled(self) -> bool:
+        """Whether the flow has seen something that a crash would give it otherwise."""
+        if self.unsettled and self.writer.idle and self.replay is None:  # on replay, values are added only at its end
+            self.unsettled = 0
+        return self.unsettled > 0
+
+    async def settle(self) -> None:
+        """Wait, on the program's loop, until everything added so far is durable. Raises Unwind when it never will be."""
+        await self.writer.committed()
+        if self.writer.lost or self.stopping is not None:
+            raise Unwind(self.stopping or "its entries could not be written by this process")
+
+    async def confirm(self) -> None:
+        """Our lease has lapsed (this process was frozen, perhaps): ask the store whether the run is still ours before its
+        code takes effect again. Raises Unwind if it is not."""
+        lapses = self.keeper.lapses
+        self.writer.ask()
+        await self.settle()
+        self.lapses = lapses
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether our lease has lapsed since this run was known to be ours."""
+        return self.lapses != self.keeper.lapses or SYSTEM_CLOCK.monotonic() >= self.keeper.valid_until
+
+    async def read(self, question: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
+        """Read from the store for the flow. One that fails is asked again: its faults are no outcomes of the flow."""
+        pause = RetryPause()
+        while True:
+            try:
+                return await question(self.services.store)
+            except StoreUnavailableError as error:
+                log(
+                    logging.WARNING,
+                    Token.READ_FAILED,
+                    f"run {self.id}: {error}; asking again in {pause.seconds:.2g}s",
+                )
+            await pause.wait()
+            if self.stopping is not None:
+                raise Unwind(self.stopping)
+
+    def run_id(self, key: str) -> str:
+        """The id of the (child) run with this key."""
+        return f"{self.id}/{key}" if key else self.id
+
+    def change(self, status: Status, **fields: Any) -> None:
+        """Put a new status of the root into the next commit."""
+        self.status = status
+        self.writer.change(RunChange(run_id=self.id, status=status, **fields))
+
+    def log(self, token: Token, text: str) -> None:
+        """A line in the run's own log, with the next commit: what happened to it, for people."""
+        self.writer.log(LogLine(run_id=self.id, at=self.services.clock.now(), text=text, token=token.value))
+
+    def set_running(self) -> None:
+        """Operations go on: say so with the commit they are in, if the store still says otherwise."""
+        if self.status is not RUNNING:
+            self.change(RUNNING, owner=self.services.owner)
+
+    def payload(self, data: bytes) -> tuple[msgspec.Raw, str]:
+        """How a payload is written into an event: inline, or as a blob stored in the same commit."""
+        if len(data) <= self.blob_threshold:
+            return msgspec.Raw(data), ""
+        digest = blob_digest(data)
+        self.writer.blob(digest, data)
+        return NULL, digest
+
+    async def load(self, output: msgspec.Raw, blob: str) -> bytes:
+        """The bytes of a recorded payload. One that is missing or damaged is no outcome of the flow: the run is held, and this
+        raises Unwind."""
+        if not blob:
+            return bytes(output)
+        try:
+            return check_blob(await self.read(lambda store: store.get_blob(blob)), blob, self.id)
+        except CorruptionError as error:
+            why = f"{error} and resume() the run, or cancel() it"
+            self.stuck(Hold.CORRUPT, CorruptionError(why, root_id=self.id, sequence=0))
+            raise Unwind(why) from None
+
+    def open(self, codec: ValueCodec, outcome: Outcome) -> Any:
+        """A recorded result as today's code wants it. One that today's annotation cannot read holds the run."""
+        try:
+            return codec.open(outcome.output)
+        except PayloadError as error:
+            why = f"{error}; restore the annotation it was recorded with, then resume() the run"
+            self.log(Token.FINGERPRINT_MISMATCH, why)
+            self.stuck(Hold.VERSION, VersionMismatchError(why))
+            return None

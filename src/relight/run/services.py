@@ -1,0 +1,90 @@
+"""What a live run is given: the services that the runs of one engine share, and the orchestrator as a run sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from relight.clock import Clock, Entropy
+from relight.config import Config
+from relight.execution.background_tasks import Background
+from relight.execution.blocking_watch import BlockingWatch
+from relight.execution.body_tasks import Bodies
+from relight.execution.running_loop import Floor
+from relight.execution.thread_pool import Threads
+from relight.flow.registry import Registry
+from relight.metrics import Metrics
+from relight.ownership.heartbeats import Keeper
+from relight.ports.store import Store
+from relight.record.recorder import Recorder
+from relight.run.long_steps import LongSteps
+from relight.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from relight.run.live_run import LiveRun
+
+
+class Services(msgspec.Struct, frozen=True):
+    """What the runs of one engine share."""
+
+    store: Store
+    keeper: Keeper
+    recorder: Recorder
+    clock: Clock
+    entropy: Entropy
+    threads: Threads
+    bodies: Bodies
+    floor: Floor
+    watch: BlockingWatch
+    background: Background
+    supervisor: Supervisor
+    long_steps: LongSteps
+    registry: Registry
+    config: Config
+    metrics: Metrics
+    owner: str
+    loop: asyncio.AbstractEventLoop
+    said: set[tuple[str, str]]  # run and text: what need not be said again in the life of this process
+
+
+class Host(Protocol):
+    """The orchestrator, as a run sees it."""
+
+    def ended(self, run: LiveRun) -> None:
+        """The run is terminal and durable."""
+        ...
+
+    def continued(self, run: LiveRun) -> None:
+        """The run's next generation is durable, and begins in its place."""
+        ...
+
+    def left(self, run: LiveRun) -> None:
+        """The run has left memory unfinished: parked, held, fenced or shut down."""
+        ...
+
+    def has_left(self, run: LiveRun) -> bool:
+        """Whether the run is in memory no more."""
+        ...
+
+    def offer(self, run_id: str) -> None:
+        """A root run was accepted that somebody should take up."""
+        ...
+
+    def wake_at(self, when: float) -> None:
+        """A parked run is due at this time."""
+        ...
+
+    def listen(self) -> None:
+        """A commit has put something into other runs' inboxes."""
+        ...
+
+    @property
+    def crowded(self) -> bool:
+        """Whether others wait for room: then a waiting run should not linger."""
+        ...
+
+    def tell(self, run_id: str) -> None:
+        """Whoever watches this run (a child run, for one) should look at it."""
+        ...

@@ -1,0 +1,216 @@
+"""Spawned runs: roots of their own, linked to the run that spawned them, which may wait for their end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from relight.errors import ConflictError, DefinitionError, RunCancelledError, RunNotFoundError, Unwind
+from relight.flow.definitions import Flow
+from relight.flow.payloads import rebuild_error, record_error
+from relight.flow.scope import Scope, here
+from relight.model import journal as j
+from relight.model.replay import Ending, Outcome
+from relight.model.run import Message, MessageKind, Run, Status
+from relight.run import arguments, waits
+from relight.run.operation import Operation
+
+if TYPE_CHECKING:
+    from relight.run.live_run import LiveRun
+
+
+async def _guarded(operation: _Spawn | _Join, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """What an operation does on the program's loop. What goes wrong with it is its outcome: recorded, as any other."""
+    try:
+        await work()
+    except Unwind:
+        pass  # the run leaves memory, and this begins again when it comes back
+    except Exception as error:  # noqa: BLE001 - the flow may react to it, and replay must see it again
+        if not operation.done() and operation.run.stopping is None:
+            operation.fail(error)
+
+
+class _Spawn(Operation):
+    """One commit: this run's entry, the spawned run's row and its first entry."""
+
+    kind = "spawn"
+
+    def __init__(
+        self, run: LiveRun, scope: Scope, key: str, flow: Flow[..., Any], data: bytes, given_id: str | None, handle: Any
+    ) -> None:
+        super().__init__(run, scope, key)
+        self._flow = flow
+        self._data = data
+        self._given_id = given_id
+        self._id = run.run_id(key) if given_id is None else given_id
+        self._handle = handle
+
+    def begin(self) -> None:
+        if self._given_id is None:
+            self._record()
+        else:
+            self.do(_guarded(self, self._check_and_record))
+
+    async def _check_and_record(self) -> None:
+        known = await self.run.read(lambda store: store.get_run(self._id))
+        if self.done():
+            return
+        if known is not None and (known.flow != self._flow.name or not arguments.same_input(known, self._data)):
+            raise ConflictError(f"run id {self._id!r} is taken by flow {known.flow!r} with another input")
+        self._record()
+
+    def fail(self, error: Exception) -> None:
+        self.error = error
+        self.run.record(j.RunSpawned(self.key, self._id, record_error(error), self.run.now()), self)
+
+    def _record(self) -> None:
+        run, flow = self.run, self._flow
+        at = run.services.clock.now()
+        raw, blob = run.payload(self._data)
+        first = j.encode_event(j.RunCreated("", flow.name, flow.fingerprint, raw, blob, at, parent=run.id))
+        run.record(j.RunSpawned(self.key, self._id, None, at), self)
+        run.writer.insert(
+            Run(
+                id=self._id,
+                root_id=self._id,
+                parent_id=run.id,
+                flow=flow.name,
+                flow_hash=flow.fingerprint,
+                status=Status.PENDING,
+                created_at=at,
+                updated_at=at,
+                wake_at=at,
+                input=b"" if blob else self._data,
+                input_blob=blob,
+            ),
+            first,
+        )
+        self.value = self._handle(self._id)
+        run.services.background.start(self._offer(), "offer")
+
+    async def _offer(self) -> None:
+        """Once it is durable, somebody should take it up: also if this run leaves memory in that moment."""
+        await self.run.writer.committed()
+        self.run.host.offer(self._id)
+
+    def accept(self, outcome: Outcome) -> bool:
+        if outcome.error is not None:
+            self.error = rebuild_error(outcome.error)
+        else:
+            self.value = self._handle(str(msgspec.json.decode(bytes(outcome.output))))
+        return True
+
+
+def spawn(
+    run: LiveRun,
+    scope: Scope,
+    flow: Flow[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    run_id: str | None,
+    handle: Callable[[str], Any],
+) -> Iterator[Any]:
+    """See flow.operations.spawn. What is wrong with the call raises here, live and replayed, and leaves no entry."""
+    scope = here(scope)
+    key = scope.begin(f"$spawn.{flow.name}")
+    data = flow.arguments.seal(args, kwargs, run.services.config.payload.max_bytes)
+    if run.services.registry.find(flow.name) is not flow:
+        raise DefinitionError(f"spawn({flow.name!r}): the flow is not registered under that name in this process")
+    given_id = None if run_id is None else arguments.check_run_id(run_id)
+    return run.ask(_Spawn(run, scope, key, flow, data, given_id, handle))
+
+
+class _Join(waits.Receive):
+    """Wait for a run's end. Its last commit puts a message into this run's inbox, so the wake-up cannot be lost."""
+
+    what = "run"
+    takes = MessageKind.ENDED
+
+    def __init__(self, run: LiveRun, scope: Scope, key: str, run_id: str, flow: Flow[..., Any]) -> None:
+        super().__init__(run, scope, key, run_id, None)
+        self._flow = flow
+        self._asking = True  # whether the other one will tell
+
+    def begin(self) -> None:
+        self.do(_guarded(self, self._ask))
+
+    async def _ask(self) -> None:
+        """Begin to wait if the other run has yet to end, and then tells this one."""
+        if not await _will_tell(self.run, self.name):
+            await self._look(None)
+        elif not self.done():
+            if self._asking:
+                self._asking = False
+                waits.Wait.begin(self)
+            else:
+                self.rest()
+            waits.hand_over(self.run)
+            self.run.wake()
+
+    def receive(self, message: Message) -> None:
+        self.stir()
+        self.do(_guarded(self, lambda: self._look(message)))
+
+    async def _look(self, message: Message | None) -> None:
+        """The message that told of its end, if there was need of one, and the awaited run's final row."""
+        run = self.run
+        row = await run.read(lambda store: store.get_run(self.name))
+        if row is None:
+            raise RunNotFoundError(f"run {self.name!r} is not there; was it deleted?")
+        if not row.status.terminal:
+            # Recovery gave up on it, and somebody has brought it back since: it tells of its next end, too.
+            if message is not None:
+                waits.forget(run, message)
+            await self._ask()
+            return
+        error = None
+        if row.status is Status.CANCELLED:
+            text = f"run {self.name!r} was cancelled: {row.reason}"
+            error = record_error(RunCancelledError(text, run_id=self.name, reason=row.reason))
+        elif row.error is not None:
+            error = msgspec.json.decode(row.error, type=j.ErrorRecord)
+        output = j.NULL if row.output is None or row.output_blob else msgspec.Raw(row.output)
+        data = await run.load(output, row.output_blob)
+        if self.done() or run.stopping is not None:
+            return
+        if error is not None:
+            self.error = rebuild_error(error)
+        else:
+            self.value = run.open(self._flow.result, Outcome(0, "wait", Ending.OK, msgspec.Raw(data)))
+        message_id = 0 if message is None else message.id
+        run.record(j.RunJoined(self.key, output, row.output_blob, error, message_id, run.now()), self)
+        if message is not None:
+            run.writer.consume([message.id])
+
+    def fail(self, error: Exception) -> None:
+        self.error = error
+        self.run.record(j.RunJoined(self.key, j.NULL, "", record_error(error), 0, self.run.now()), self)
+
+    def accept(self, outcome: Outcome) -> bool:
+        if outcome.error is not None:
+            self.error = rebuild_error(outcome.error)
+        else:
+            self.value = self.run.open(self._flow.result, outcome)
+        return True
+
+
+def join(run: LiveRun, scope: Scope, run_id: str, flow: Flow[..., Any]) -> Iterator[Any]:
+    """Awaiting a spawned run."""
+    scope = here(scope)
+    return run.ask(_Join(run, scope, scope.begin("$join"), run_id, flow))
+
+
+async def _will_tell(run: LiveRun, run_id: str) -> bool:
+    """Whether the awaited run has yet to end, and then tells this one. A run tells whoever spawned it; one that was there
+    already under the id this run gave has to be asked (asked again after a crash, it tells once all the same)."""
+    row = await run.read(lambda store: store.get_run(run_id))
+    if row is None or row.status.terminal or row.parent_id == run.id:
+        return row is not None and not row.status.terminal
+    message = Message(
+        run_id=run_id, kind=MessageKind.JOIN, name=run.id, dedup=f"join:{run.id}", at=run.services.clock.now()
+    )
+    (asked,) = await run.read(lambda store: store.post([message]))
+    run.host.listen()
+    return asked is not None  # else it has ended in this moment
