@@ -177,7 +177,7 @@ class Relight:
         recovery = OrphanRecovery(orchestrator)
         try:
             await services.keeper.start(recovery)
-            await orchestrator.mail.begin()
+            await orchestrator.delivery.begin()
             await appear(services.keeper, store, supervisor, process, drives=self.config.drive)
         except BaseException:
             services.keeper.fall_silent()  # broken off half-way, its thread would keep a session alive that does nothing
@@ -192,7 +192,7 @@ class Relight:
         if isinstance(services.clock, StoreClock):
             supervisor.keep("clock", partial(_follow, store, services.clock), essential=False)
         if self._recovers:
-            REGISTRY.listen(orchestrator.lookout.flow_registered)
+            REGISTRY.listen(orchestrator.waker.flow_registered)
             recovery.start()
 
     async def signalled(self) -> None:
@@ -223,7 +223,7 @@ class Relight:
         services, orchestrator, recovery = self._services, self._orchestrator, self._recovery
         if self._recovers:
             with contextlib.suppress(ValueError):
-                REGISTRY.unlisten(orchestrator.lookout.flow_registered)
+                REGISTRY.unlisten(orchestrator.waker.flow_registered)
         try:
             await recovery.stop()
             services.recorder.hurry(self.config.shutdown_grace_seconds)

@@ -539,7 +539,7 @@ async def _tell_and_take_over(rl: Relight, life: Life) -> Any:
 
     async def routed() -> bool:  # or life 1 has taken it in before anybody else could read it
         unread = [message.id for message in await life.store.messages_after(told - 1, 1)]
-        return rl.orchestrator.mail._last >= told or told not in unread
+        return rl.orchestrator.delivery._last >= told or told not in unread
 
     await life.until(routed)
     (life.directory / "told").touch()

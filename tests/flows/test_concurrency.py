@@ -638,7 +638,7 @@ async def test_a_signal_that_comes_as_the_flow_gives_up_is_kept_for_the_next_wai
         """Or the poll may tell of the signal before its turn."""
 
     rl = await world.open()
-    rl.orchestrator.mail.hear = deaf  # type: ignore[method-assign]
+    rl.orchestrator.delivery.deliver_new = deaf  # type: ignore[method-assign]
     run = await rl.start(impatient, id="r")
     live = rl.orchestrator.live["r"]
     await until(lambda: _count(world, "r", j.WaitStarted, 1))

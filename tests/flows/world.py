@@ -158,11 +158,11 @@ class World:
         store = self._engines.pop(engine)
         store.dead = True
         services, orchestrator = engine.services, engine.orchestrator
-        orchestrator.stopping = True
+        orchestrator.memory.stopping = True
         services.keeper.fall_silent()
         bury(services.owner)
         with contextlib.suppress(ValueError):
-            REGISTRY.unlisten(orchestrator.lookout.flow_registered)
+            REGISTRY.unlisten(orchestrator.waker.flow_registered)
         tasks: list[asyncio.Task[Any]] = [*services.background._tasks, *services.bodies.tasks]
         for run in orchestrator.live.values():
             run.stopping, run.departing = "crashed", True

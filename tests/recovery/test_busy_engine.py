@@ -23,7 +23,7 @@ async def test_what_no_hint_has_told_is_found_by_looking(world: World, monkeypat
 
     monkeypatch.setattr(waking, "CHECK_SECONDS", 0.2)
     rl = await world.open()
-    watch = rl.orchestrator.lookout
+    watch = rl.orchestrator.waker
 
     async def trickle() -> None:
         while True:

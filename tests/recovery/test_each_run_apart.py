@@ -16,7 +16,6 @@ from relight.backends.sqlite.store import SqliteStore
 from relight.clock import SYSTEM_CLOCK
 from relight.model.lease import Acquired, OwnedBy
 from relight.model.run import Run, Status
-from relight.orchestrator import uncertain_runs
 from relight.recovery import orphans, plan, take_up, unreadable
 from relight.recovery.facts import facts_of
 from relight.run import inbox, leaving
@@ -96,7 +95,7 @@ async def test_a_message_that_breaks_its_run_reaches_the_others(
             await (await client.get(name)).signal("go", name)
         for name in waiting.names:
             assert await (await rl.get(name)).result(timeout="60s") == name
-        assert [part.failures for part in rl.health().parts if part.name == "lookout"] == [0]
+        assert [part.failures for part in rl.health().parts if part.name == "waker"] == [0]
         assert said(caplog)
 
 
@@ -256,25 +255,25 @@ async def test_a_run_that_cannot_be_decided_on_is_in_the_plan_with_the_others(
         assert "BugError" in (await rl.explain("bad")).plan.trouble
 
 
-async def test_doubts_about_some_runs_do_not_hide_those_about_others(
+async def test_uncertain_runs_that_break_do_not_hide_others(
     waiting: Waiting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Those that have crashed are taken up though those that have not keep breaking."""
-    original = take_up.take_up
     async with Relight(tmp_path / "relight.db", park_after="1h") as rl:
         await waiting.start(rl)
         left: dict[str, LiveRun] = {name: rl.orchestrator.live.pop(name) for name in ("bad", "last")}
 
-        async def breaks(orchestrator: Any, rows: list[Run], *, crashed: bool) -> int:
+        async def breaks(rows: list[Run], *, crashed: bool) -> int:
             if not crashed:
                 raise BugError("taking up")
-            return await original(orchestrator, rows, crashed=crashed)
+            return await take_up.take_up(rl.orchestrator, rows, crashed=crashed)
 
-        monkeypatch.setattr(uncertain_runs, "take_up", breaks)
-        rl.orchestrator.doubt(["bad"], crashed=False)
-        rl.orchestrator.doubt(["last"], crashed=True)
+        original = rl.orchestrator.uncertain._take_up
+        monkeypatch.setattr(rl.orchestrator.uncertain, "_take_up", breaks)
+        rl.orchestrator.check_ownership(["bad"], crashed=False)
+        rl.orchestrator.check_ownership(["last"], crashed=True)
         await until(lambda: "last" in rl.orchestrator.live)
-        monkeypatch.setattr(uncertain_runs, "take_up", original)
+        monkeypatch.setattr(rl.orchestrator.uncertain, "_take_up", original)
         await until(lambda: "bad" in rl.orchestrator.live)
         for run in left.values():
             run.stopping = "lost"

@@ -315,7 +315,7 @@ async def test_many_orphans_drain_through_few_rooms(engines: Engines):
     handles = [await client.start(work) for _ in range(150)]
     a.services.keeper.fall_silent()
     with contextlib.suppress(Exception):
-        a.orchestrator.stopping = True
+        a.orchestrator.memory.stopping = True
     await engines.start("b", max_concurrent_runs=7)
     for handle in handles:
         assert await handle.result(timeout="60s") == 1
@@ -374,7 +374,7 @@ async def test_a_run_held_for_want_of_its_flow_is_passed_on_to_whoever_knows_it(
     knows, client = await engines.start("knows", max_concurrent_runs=1), await engines.start("client", drive=False)
     assert knows._recovery is not None
     await knows._recovery.settled.wait()
-    await until(lambda: not knows.orchestrator.lookout._free_again)  # it has looked, at its start, and found none
+    await until(lambda: not knows.orchestrator.waker._free_again)  # it has looked, at its start, and found none
     await knows.start(in_the_way)  # so that the one that does not know the flow comes first
     await client.start(work.flow, id="r")
 

@@ -89,14 +89,14 @@ async def test_what_a_run_is_told_while_the_lease_is_lost_is_heard_afterwards(to
             else:
                 await other.resume()
         heard = asyncio.Event()
-        hear = rl.orchestrator.mail.hear
+        hear = rl.orchestrator.delivery.deliver_new
 
         async def hearing() -> None:
             await hear()
             heard.set()
 
-        rl.orchestrator.mail.hear = hearing  # type: ignore[method-assign]
-        rl.orchestrator.lookout.listen()
+        rl.orchestrator.delivery.deliver_new = hearing  # type: ignore[method-assign]
+        rl.orchestrator.waker.listen()
         await heard.wait()  # while the lease is lost: it is not to be forgotten
         leases.cut = False
         if told == "cancel":
@@ -126,8 +126,8 @@ async def test_opening_wakes_no_run_for_a_message_that_it_has_heard(tmp_path: Pa
     async with Relight(path, park_after="1ms") as rl:
         assert rl._recovery is not None
         await rl._recovery.settled.wait()
-        rl.orchestrator.lookout.listen()
-        await rl.orchestrator.lookout.run_once()
+        rl.orchestrator.waker.listen()
+        await rl.orchestrator.waker.run_once()
         assert (await (await rl.get("w")).describe()).epoch == epoch
 
 
@@ -155,9 +155,9 @@ async def test_a_doubt_stays_while_the_lease_is_lost(tmp_path: Path) -> None:
         )
         event = j.RunCreated("", "works", "", msgspec.Raw(b"{}"), "", 1.0)
         await store.commit([Commit(root_id="r", epoch=1, create=row, entries=[j.encode_event(event)])])
-        rl.orchestrator.doubt(["r"], crashed=False)
-        await rl.orchestrator.lookout.run_once()
-        assert "r" in rl.orchestrator.doubts
+        rl.orchestrator.check_ownership(["r"], crashed=False)
+        await rl.orchestrator.waker.run_once()
+        assert "r" in rl.orchestrator.uncertain
         leases.cut = False
         assert await (await rl.get("r")).result(timeout="60s") == "done"
 
@@ -557,9 +557,9 @@ async def test_due_runs_that_cannot_be_claimed_are_not_asked_for_without_a_pause
         await until(lambda: store.asked)
         before = store.asked
         async with asyncio.timeout(20):
-            await rl.orchestrator.lookout.run_once()
-            rl.orchestrator.lookout.look()
-            await rl.orchestrator.lookout.run_once()
+            await rl.orchestrator.waker.run_once()
+            rl.orchestrator.waker.look()
+            await rl.orchestrator.waker.run_once()
         assert store.asked <= before + 12
 
 

@@ -161,7 +161,7 @@ def in_memory() -> Relight:
     return Relight(store=store, lease_manager=leases, park_after="1ms", recovery=recovery)
 
 
-@pytest.mark.parametrize("part", ["lookout", "recovery", "heartbeat", "orphan-watch"])
+@pytest.mark.parametrize("part", ["waker", "recovery", "heartbeat", "orphan-watch"])
 async def test_a_part_that_breaks_at_any_of_its_awaits_is_begun_again(
     part: str, flows: Flows, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
@@ -276,7 +276,7 @@ async def test_a_process_that_cannot_keep_a_part_alive_lets_others_take_over(
         await until(lambda: not sick.services.keeper.held)
         health = sick.health()
         assert not health.ok
-        assert [(part.name, part.broken) for part in health.parts if part.broken] == [("lookout", True)]
+        assert [(part.name, part.broken) for part in health.parts if part.broken] == [("waker", True)]
         async with engine(SqliteStore(path, clock=SYSTEM_CLOCK), "well") as well:
             await run.signal("go", 1)
             assert await (await well.get("r")).result(timeout="60s") == 1
@@ -336,12 +336,12 @@ async def test_a_part_that_rests_is_mended_only_after_a_while(monkeypatch: pytes
 async def test_a_task_that_the_program_cancels_is_missed(caplog: pytest.LogCaptureFixture) -> None:
     """As programs do that end all tasks: then nobody wakes the runs of this process any more, and it says so."""
     async with in_memory() as rl:
-        part = rl.services.supervisor.parts["lookout"]
+        part = rl.services.supervisor.parts["waker"]
         assert part.task is not None
         part.task.cancel()
         await until(lambda: not rl.services.keeper.held)
         assert not rl.health().ok
-        assert "lookout cannot be kept alive" in caplog.text
+        assert "waker cannot be kept alive" in caplog.text
 
 
 async def test_everybody_can_see_that_an_owner_is_in_trouble(
@@ -359,7 +359,7 @@ async def test_everybody_can_see_that_an_owner_is_in_trouble(
 
         async def says_so() -> bool:
             found = await client.explain("r")
-            return "lookout fails: BugError" in found.owner_trouble and "alive and in trouble" in found.sentence
+            return "waker fails: BugError" in found.owner_trouble and "alive and in trouble" in found.sentence
 
         await until(says_so)
         store.broken = False
@@ -375,13 +375,13 @@ def test_a_broken_part_is_mended_by_a_good_round_that_comes_long_after(monkeypat
     made, said = Supervisor(lambda *_: None), list[str]()
     made.on_broken = lambda part: said.append(f"{part.name} is broken")
     made.on_mended = lambda part: said.append(f"{part.name} is mended")
-    part = made.part("lookout")
+    part = made.part("waker")
     for _ in range(supervisor.MOST_FAILURES):
         part.failed(BugError("again"))
     part.well()
     assert part.broken
-    assert said == ["lookout is broken"]
+    assert said == ["waker is broken"]
     monkeypatch.setattr(supervisor, "MENDED_SECONDS", 0.0)
     part.well()
     assert not part.broken
-    assert said == ["lookout is broken", "lookout is mended"]
+    assert said == ["waker is broken", "waker is mended"]

@@ -31,7 +31,7 @@ async def test_a_pause_that_was_taken_back_is_not_done_for_being_heard_of_twice(
         monkeypatch.undo()
         told = [Message(run_id="r", kind=kind, at=0.0) for kind in (MessageKind.PAUSE, MessageKind.RESUME)]
         await store.post(told)
-        await rl.orchestrator.mail.hear()
+        await rl.orchestrator.delivery.deliver_new()
         return await read(ids)
 
     monkeypatch.setattr(store, "inbox", inbox, raising=False)

@@ -230,7 +230,7 @@ async def test_many_who_wait_for_results_share_one_read_per_notification(world: 
     store.get_runs, store.get_run = count_many, count_one
     for _ in range(5):
         before = reads
-        client.orchestrator.lookout._changed(News.RUNS)
+        client.orchestrator.waker._changed(News.RUNS)
         await until(lambda before=before: reads > before)
         for _ in range(50):
             await asyncio.sleep(0)

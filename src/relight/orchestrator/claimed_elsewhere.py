@@ -1,4 +1,4 @@
-"""Overtaken: noticing that another process has claimed a run which is in memory here.
+"""Noticing that another process has claimed a run which is in memory here.
 
 A run that writes is fenced by that. One that only waits (for a socket, or with a long park_after) would linger in memory, and
 so would whoever awaits its result here. So when others have written, the epochs of the runs in memory are looked at.
@@ -12,7 +12,7 @@ from relight.run.services import Services
 LOOK_SECONDS = 1.0  # at least so long between two looks
 
 
-class Overtaken:
+class ClaimedElsewhere:
     """One per orchestrator. A process that has the store for itself never looks."""
 
     def __init__(self, services: Services, live: dict[str, LiveRun]) -> None:

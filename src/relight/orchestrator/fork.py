@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from relight.errors import ConflictError, DefinitionError, RunNotFoundError, RunStateError
 from relight.model import journal as j
 from relight.model.blob import check_blob
 from relight.model.replay import TreeState, encode_state, restore
+from relight.orchestrator.orchestrator import Orchestrator
 from relight.orchestrator.start import creation
 from relight.ports.store import Exists
 from relight.run.arguments import check_run_id
-
-if TYPE_CHECKING:
-    from relight.orchestrator.orchestrator import Orchestrator
 
 
 async def fork(orchestrator: Orchestrator, run_id: str, from_step: str | None, new_id: str | None) -> str:

@@ -1,6 +1,6 @@
 """The orchestrator: which runs are in memory, how they come in and leave, and who is told when one ends.
 
-Runs come in through `start`, through recovery, and because the `lookout` saw that they are due, told something, or freed.
+Runs come in through `start`, through recovery, and because the `Waker` saw that they are due, told something, or freed.
 """
 
 from __future__ import annotations
@@ -8,19 +8,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from relight.errors import StoreUnavailableError
 from relight.flow.definitions import Flow
 from relight.model.replay import TreeState
 from relight.model.run import Message, Run, Status
-from relight.orchestrator.claimed_elsewhere import Overtaken
-from relight.orchestrator.deliver import Mail
+from relight.orchestrator.claimed_elsewhere import ClaimedElsewhere
+from relight.orchestrator.delivery import Delivery
+from relight.orchestrator.memory import Memory
 from relight.orchestrator.row_reads import RowReads
-from relight.orchestrator.uncertain_runs import Doubts
-from relight.orchestrator.waking import Lookout
+from relight.orchestrator.uncertain_runs import UncertainRuns
+from relight.orchestrator.waking import Waker
 from relight.orchestrator.watchers import Watcher, Watchers
+from relight.recovery.take_up import take_up as _take_up
+from relight.recovery.take_up import take_up_claimed
 from relight.recovery.trials import Trials
 from relight.run import cancel, execute, leaving, next_generation
 from relight.run.live_run import LiveRun
@@ -35,40 +38,44 @@ class Orchestrator:
     """Implements `recovery.memory.RunsInMemory`, and so `run.services.Host`."""
 
     def __init__(self, services: Services) -> None:
+        config = services.config
         self.services = services
-        self.live: dict[str, LiveRun] = {}
-        self.entered: set[str] = set()  # have come into memory, and not left it in order: as `live`, but for bugs
-        self.taking: set[str] = set()  # being claimed and restored right now
-        self.stopping = False
-        self._reserved = 0  # rooms promised to runs that are being created,
-        self._creating: Counter[str] = Counter()  # and these runs, with how many callers of start() want each
-        self._arrived = asyncio.Event()  # something that was being taken up or created is in memory now, or will not be
-        self._departed = asyncio.Event()  # a run has left memory
-        self.own: set[str] = set()  # runs started here; kept only while recovery is off
-        self._room_waiters: list[asyncio.Future[None]] = []
+        self.memory = memory = Memory(config.max_concurrent_runs, takes_all=config.recovery.enabled)
+        self.live = memory.live
+        self.taking = memory.taking
+        take_up = partial(_take_up, self)
         self.watchers = Watchers()
         self.rows = RowReads(services.store, services.background)
-        self.mail = Mail(services.store, self.live, self.taking, self._creating)
-        self.doubts = Doubts(self, self._creating)
-        self.overtaken = Overtaken(services, self.live)
-        self.lookout = Lookout(self)
-        self.trials = Trials(services, self.lookout.wake)
+        self.delivery = Delivery(services.store, memory.live, memory.taking, memory.creating)
+        self.uncertain = UncertainRuns(services, memory, take_up)
+        self.claimed_elsewhere = ClaimedElsewhere(services, memory.live)
+        self.waker = Waker(
+            services,
+            memory,
+            take_up,
+            partial(take_up_claimed, self),
+            self.uncertain,
+            self.delivery,
+            self.claimed_elsewhere,
+            self.watchers,
+        )
+        self.trials = Trials(services, self.waker.wake)
 
     # ---- life
 
     def start(self) -> None:
-        self.lookout.start()
+        self.waker.start()
 
     async def stop(self, grace_seconds: float) -> None:
         """Take nothing up any more; let steps in flight finish, within the grace; take every run out of memory."""
-        self.stopping = True
+        self.memory.stopping = True
         self.trials.stop()
-        await self.lookout.stop()
+        await self.waker.stop()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ARRIVAL_SECONDS):
-                while self.taking or self._creating:
-                    self._arrived.clear()
-                    await self._arrived.wait()
+                while self.taking or self.memory.creating:
+                    self.memory.arrived.clear()
+                    await self.memory.arrived.wait()
         runs = list(self.live.values())
         if runs:
             until = self.services.loop.time() + max(grace_seconds, leaving.PARK_GRACE_SECONDS)
@@ -89,8 +96,8 @@ class Orchestrator:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until):
                 while self.live:
-                    self._departed.clear()
-                    await self._departed.wait()
+                    self.memory.departed.clear()
+                    await self.memory.departed.wait()
 
     async def _let_go(self, run: LiveRun, grace_seconds: float, why: str) -> None:
         """Take one run out of memory: it is free at once for anybody to take up, and that counts as no crash."""
@@ -107,7 +114,7 @@ class Orchestrator:
 
         await leaving.depart(run, why, grace_seconds, write)
         # For ourselves, if the lease was regained before the store had taken this: nobody tells us what we wrote.
-        self.lookout.look()
+        self.waker.look()
 
     # ---- the lease
 
@@ -122,80 +129,68 @@ class Orchestrator:
 
     def take_again(self, lapsed: bool) -> None:
         """The lease is ours again. If it had lapsed, others may have claimed what is still in memory here."""
-        self.lookout.listen()
-        self.lookout.look_for_lost()
+        self.waker.listen()
+        self.waker.look_for_lost()
         if lapsed:
-            self.overtaken.suspect()
+            self.claimed_elsewhere.suspect()
         for run_id in self.live:
             self.services.keeper.attach(run_id)
 
     # ---- room
 
     @property
+    def stopping(self) -> bool:
+        return self.memory.stopping
+
+    @property
     def crowded(self) -> bool:
-        return self.room * 10 < self.services.config.max_concurrent_runs
+        return self.memory.crowded
 
     @property
     def room(self) -> int:
-        """How many more runs may be in memory. Those that are being taken up have their room until they are there."""
-        return self.services.config.max_concurrent_runs - len(self.live) - len(self.taking) - self._reserved
+        return self.memory.room
+
+    async def wait_for_room(self) -> None:
+        await self.memory.wait_for_room()
 
     def reserve(self, run_id: str) -> bool:
         """A run is about to be created: whether a room is promised to it. `release` follows in any case."""
-        if self.stopping:
+        if self.memory.stopping:
             raise StoreUnavailableError("this Relight is stopping: nothing can be started any more")
-        self._creating[run_id] += 1
+        self.memory.creating[run_id] += 1
         if self.room <= 0 or not self.services.keeper.held:
             return False
-        self._reserved += 1
+        self.memory.reserved += 1
         return True
 
     def release(self, run_id: str, reserved: bool) -> None:
         """Creating a run is over, with whatever result."""
-        self._reserved -= reserved
-        self._creating[run_id] -= 1
-        if not self._creating[run_id]:
-            del self._creating[run_id]
-        self._arrived.set()
+        self.memory.created(run_id, reserved)
         # Later, when the run that came of it, if any, is in memory: if none did, somebody may have waited for its room.
         self.services.loop.call_soon(self._released, run_id)
-        if run_id in self.doubts:
-            self.lookout.attend()
+        if run_id in self.uncertain:
+            self.waker.attend()
 
     def _released(self, run_id: str) -> None:
-        if run_id not in self.live and run_id not in self.taking and run_id not in self._creating:
-            self.mail.forget(run_id)
+        if not self.memory.is_arriving(run_id):
+            self.delivery.forget(run_id)
         self._room_is_free()
 
-    async def wait_for_room(self) -> None:
-        """Until a run can be taken up: for recovery, which must not strand what does not fit at once."""
-        while self.room <= 0:
-            freed: asyncio.Future[None] = self.services.loop.create_future()
-            self._room_waiters.append(freed)
-            await freed
-
     def _room_is_free(self) -> None:
-        if self.room <= 0:
-            return
-        for waiter in self._room_waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        self._room_waiters.clear()
-        if self.lookout.wants_room:
-            self.lookout.attend()
+        if self.memory.wake_who_waits_for_room() and self.waker.wants_room:
+            self.waker.attend()
 
     def taken(self, run_ids: Sequence[str]) -> None:
         """Taking these up is over, whether they are in memory now or not. If not, their room is free again."""
-        self.taking.difference_update(run_ids)
-        self._arrived.set()
-        told = [run_id for run_id in run_ids if run_id not in self._creating and self.mail.forget(run_id)]
+        self.memory.taken(run_ids)
+        told = [run_id for run_id in run_ids if run_id not in self.memory.creating and self.delivery.forget(run_id)]
         if told:
-            self.lookout.look()  # they were told something, and are due if nobody has them
+            self.waker.look()  # they were told something, and are due if nobody has them
         self._room_is_free()
 
-    def doubt(self, run_ids: Sequence[str], *, crashed: bool) -> None:
-        self.doubts.add(run_ids, crashed=crashed)
-        self.lookout.attend()
+    def check_ownership(self, run_ids: Sequence[str], *, crashed: bool) -> None:
+        self.uncertain.add(run_ids, crashed=crashed)
+        self.waker.attend()
 
     def drive_new(self, row: Run, state: TreeState, flow: Flow[..., object], lapses: int) -> None:
         if (
@@ -203,7 +198,7 @@ class Orchestrator:
         ):  # started twice in one tick of the clock: the store took the second for the first, repeated
             return
         if not self.services.config.recovery.enabled:
-            self.own.add(row.id)
+            self.memory.own.add(row.id)
         run = LiveRun(self.services, self, row, row.epoch, state)
         run.lapses = lapses
         self.drive(run, flow, [])
@@ -212,11 +207,11 @@ class Orchestrator:
         """Put a run into motion."""
         self.enter(run)
         self.services.keeper.attach(run.id)
-        if self.stopping:
+        if self.memory.stopping:
             return  # claimed or created a moment too late: its code is not called any more, and `stop` lets go of it
         if run.status is not RUNNING and run.status in (Status.PAUSED, Status.PENDING):
             run.set_running()
-        told, newest = self.mail.opened_for(run, messages)
+        told, newest = self.delivery.opened_for(run, messages)
         for message in told:
             run.deliver(message)
         if run.stopping is None:  # else it has heard what it could
@@ -226,21 +221,16 @@ class Orchestrator:
         execute.drive(run, flow)
 
     def enter(self, run: LiveRun) -> None:
-        """The run is in memory from now on."""
-        self.live[run.id] = run
-        self.entered.add(run.id)
-        self.taking.discard(run.id)  # or it would have two rooms
+        self.memory.enter(run)
 
     # ---- Host: what runs tell
 
     def ended(self, run: LiveRun) -> None:
-        self.live.pop(run.id, None)
-        self.entered.discard(run.id)
-        self._departed.set()
+        self.memory.leave(run)
         self.trials.left(run.id)
         self.services.keeper.detach(run.id)
         run.let_go()
-        self.own.discard(run.id)
+        self.memory.own.discard(run.id)
         self.tell(run.id, run.outcome)
         if run.row.parent_id is not None or run.joined:
             self.listen()  # the message to whoever waits for it is in the store now
@@ -252,11 +242,11 @@ class Orchestrator:
         next_generation.inherit(begun, run)
         self.live[run.id] = begun
         flow = self.services.registry.find(run.row.flow)
-        if flow is None or not self.services.keeper.held or self.stopping:
+        if flow is None or not self.services.keeper.held or self.memory.stopping:
             # Whoever lets go of everything has come in the moment in which it was committed.
             why = "its orchestrator stops, or has lost its lease"
             self.services.background.start(self._let_go(begun, 0.0, why), "release", begun.broke)
-        elif self.room <= 0 and self.lookout.wants_room:
+        elif self.room <= 0 and self.waker.wants_room:
             self.services.background.start(self._make_room(begun), "release", begun.broke)
         else:
             execute.drive(begun, flow)
@@ -265,24 +255,21 @@ class Orchestrator:
         """A run that begins anew and never waits would keep its room for ever: it goes behind those that wait for one."""
         now = self.services.clock.now()
         await leaving.depart(run, "others wait for room", 0.0, lambda: run.change(Status.PENDING, wake_at=now))
-        self.lookout.look()
+        self.waker.look()
 
     def left(self, run: LiveRun) -> None:
-        if self.live.get(run.id) is run:
-            del self.live[run.id]
-            self.entered.discard(run.id)
-            self._departed.set()
+        if self.memory.leave(run):
             self.trials.left(run.id)
             if not run.writer.fenced:  # else its lease is another's already
                 self.services.keeper.detach(run.id)
         run.let_go()
         self.tell(run.id, None)
-        if self.stopping:
+        if self.memory.stopping:
             return
         if run.writer.lost:
-            self.doubt([run.id], crashed=True)  # if it is in our name even so, nobody else will look at it
+            self.check_ownership([run.id], crashed=True)  # if it is in our name even so, nobody else will look at it
         elif run.missed:
-            self.lookout.look()  # what it missed before it left has made it due
+            self.waker.look()  # what it missed before it left has made it due
         self._room_is_free()
 
     def has_left(self, run: LiveRun) -> bool:
@@ -290,14 +277,14 @@ class Orchestrator:
 
     def offer(self, run_id: str) -> None:
         if not self.services.config.recovery.enabled:
-            self.own.add(run_id)
-        self.lookout.look()
+            self.memory.own.add(run_id)
+        self.waker.look()
 
     def wake_at(self, when: float) -> None:
-        self.lookout.wake_at(when)
+        self.waker.wake_at(when)
 
     def listen(self) -> None:
-        self.lookout.listen()
+        self.waker.listen()
 
     # ---- watching runs
 
@@ -312,26 +299,20 @@ class Orchestrator:
 
     async def told(self, message: Message) -> None:
         """A message was posted by this process: no need to wait for the store to tell."""
-        if not self.mail.told(message):
+        if not self.delivery.told(message):
             self.listen()
 
     def look_for_held(self) -> None:
-        self.lookout.look_for_held()
+        self.waker.look_for_held()
 
     def look_for_lost(self) -> None:
-        self.lookout.look_for_lost()
+        self.waker.look_for_lost()
 
     def claim_as_own(self, run_id: str) -> None:
         """Somebody asked this process to bring the run back: it may be taken up here also while recovery is off."""
-        self.own.add(run_id)
-        self.lookout.look()
+        self.memory.own.add(run_id)
+        self.waker.look()
 
     def has(self, run_id: str) -> bool:
         """Whether this process drives the run, is about to, or finds out whether it should."""
-        return run_id in self.live or run_id in self.taking or run_id in self.doubts or run_id in self._creating
-
-    def may_take(self, run_id: str) -> bool:
-        """With recovery off nothing is claimed by itself, but for the runs this process has started."""
-        if run_id in self.live or run_id in self.taking:
-            return False
-        return self.services.config.recovery.enabled or run_id in self.own
+        return self.memory.is_arriving(run_id) or run_id in self.uncertain

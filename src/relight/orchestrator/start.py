@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -12,11 +12,9 @@ from relight.model import journal as j
 from relight.model.blob import blob_digest
 from relight.model.replay import TreeState
 from relight.model.run import Run, Status
+from relight.orchestrator.orchestrator import Orchestrator
 from relight.ports.store import Commit, Exists, Fenced
 from relight.run.arguments import check_run_id, same_input
-
-if TYPE_CHECKING:
-    from relight.orchestrator.orchestrator import Orchestrator
 
 
 async def start(
@@ -37,7 +35,7 @@ async def start(
         result = await services.recorder.create(commit)
     except BaseException:
         # Whether it was written is unknown until somebody looks: it must not stay behind as a run nobody drives.
-        orchestrator.doubt([new_id], crashed=False)
+        orchestrator.check_ownership([new_id], crashed=False)
         raise
     finally:
         orchestrator.release(new_id, room)

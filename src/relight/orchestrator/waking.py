@@ -1,4 +1,4 @@
-"""The lookout: what makes an orchestrator look at the store, and what it takes up then.
+"""Waking: what makes an orchestrator look at the store, and what it takes up then.
 
 Four things wake it: a timer at the earliest due time in the store, a message, the store's hint that another process has
 written, and room becoming free. All of them end in `take_up`. Every hint may be lost: the poll at CHECK_SECONDS asks again,
@@ -10,18 +10,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Sequence
 
 from relight.clock import Timer
 from relight.model.run import ENDS_PAUSE, RESUMED_BY_HAND, Hold, News, Run
-from relight.recovery.take_up import take_up, take_up_claimed
+from relight.orchestrator.claimed_elsewhere import ClaimedElsewhere
+from relight.orchestrator.delivery import Delivery
+from relight.orchestrator.memory import Memory
+from relight.orchestrator.uncertain_runs import TakeUp, UncertainRuns
+from relight.orchestrator.watchers import Watchers
 from relight.recovery.upgrades import Freed
+from relight.run.services import Services
 from relight.supervisor import Part
 from relight.telemetry import Token, log
-
-if TYPE_CHECKING:
-    from relight.orchestrator.orchestrator import Orchestrator
 
 CHECK_SECONDS = 5.0  # between looks at the store when nothing wakes us
 NOT_OURS_SECONDS = 0.25  # before looking again at runs that are due and could not be taken up
@@ -29,12 +30,28 @@ LOST_SECONDS = 30.0  # between looks for runs that are ours in the store and not
 PASS_LIMIT = 100  # runs per pass; a full pass is followed at once by the next
 
 
-class Lookout:
+class Waker:
     """One per orchestrator."""
 
-    def __init__(self, orchestrator: Orchestrator) -> None:
-        self._orchestrator = orchestrator
-        self._services = orchestrator.services
+    def __init__(
+        self,
+        services: Services,
+        memory: Memory,
+        take_up: TakeUp,
+        take_up_claimed: Callable[[list[Run], int], Awaitable[None]],
+        uncertain: UncertainRuns,
+        delivery: Delivery,
+        claimed_elsewhere: ClaimedElsewhere,
+        watchers: Watchers,
+    ) -> None:
+        self._services = services
+        self._memory = memory
+        self._take_up = take_up
+        self._take_up_claimed = take_up_claimed
+        self._uncertain = uncertain
+        self._delivery = delivery
+        self._claimed_elsewhere = claimed_elsewhere
+        self._watchers = watchers
         self._wanted = asyncio.Event()
         # What the next pass looks for: due runs; messages; held runs; runs of ours that are not in memory.
         self._look_again = self._listen_again = self._free_again = self._lost_again = False
@@ -46,7 +63,7 @@ class Lookout:
 
     def start(self) -> None:
         self._services.store.watch(self._changed, self._services.supervisor)
-        self._part = self._services.supervisor.keep("lookout", self._passes)
+        self._part = self._services.supervisor.keep("waker", self._passes)
 
     async def stop(self) -> None:
         if self._part is not None:
@@ -93,11 +110,11 @@ class Lookout:
     @property
     def wants_room(self) -> bool:
         """Whether runs may be waiting for a room to become free."""
-        return self._look_again or self._free_again or bool(self._orchestrator.doubts)
+        return self._look_again or self._free_again or bool(self._uncertain)
 
     def wake_at(self, when: float) -> None:
         """A run is due at this time."""
-        if self._orchestrator.stopping or (self._timer_at is not None and self._timer_at <= when):
+        if self._memory.stopping or (self._timer_at is not None and self._timer_at <= when):
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -112,8 +129,8 @@ class Lookout:
     def _changed(self, news: News) -> None:
         """Another process has written."""
         if News.RUNS in news:
-            self._orchestrator.watchers.tell_all_but(self._orchestrator.live)
-            self._orchestrator.overtaken.others_wrote = True
+            self._watchers.tell_all_but(self._memory.live)
+            self._claimed_elsewhere.others_wrote = True
         self._look_again |= News.DUE in news or News.MAIL in news
         self._listen_again |= News.MAIL in news
         self._free_again |= News.HELD in news
@@ -135,7 +152,7 @@ class Lookout:
             if loop.time() >= checked_at + CHECK_SECONDS:  # whether or not something wakes us all the time
                 checked_at = loop.time()
                 self._look_again = self._listen_again = True
-                self._orchestrator.watchers.tell_all_but(self._orchestrator.live)
+                self._watchers.tell_all_but(self._memory.live)
             if loop.time() >= lost_at + LOST_SECONDS:
                 lost_at = loop.time()
                 self._lost_again = True
@@ -145,26 +162,26 @@ class Lookout:
 
     async def run_once(self) -> None:
         """One pass: whatever is wanted now."""
-        orchestrator, held = self._orchestrator, self._services.keeper.held
+        memory, held = self._memory, self._services.keeper.held
         if self._lost_again and held:
-            await orchestrator.doubts.look_for_lost()
+            await self._uncertain.look_for_lost()
             self._lost_again = False
-        await orchestrator.doubts.resolve()
-        await orchestrator.overtaken.look()
+        await self._uncertain.resolve()
+        await self._claimed_elsewhere.look()
         if self._listen_again:
             self._listen_again = False
-            await orchestrator.mail.hear()
-        if self._early and orchestrator.room > 0 and held:
-            early, self._early = self._early[: orchestrator.room], []
-            await take_up(orchestrator, [row for row in early if orchestrator.may_take(row.id)], crashed=False)
-        if self._look_again and orchestrator.room > 0 and held:
+            await self._delivery.deliver_new()
+        if self._early and memory.room > 0 and held:
+            early, self._early = self._early[: memory.room], []
+            await self._take_up([row for row in early if memory.may_take(row.id)], crashed=False)
+        if self._look_again and memory.room > 0 and held:
             self._look_again = False
             await self._take_due()
-        if self._free_again and orchestrator.room > 0 and held:
+        if self._free_again and memory.room > 0 and held:
             self._free_again = False
             await self._take_held()
             await self._take_upgraded()
-        if orchestrator.doubts and orchestrator.room > 0:
+        if self._uncertain and memory.room > 0:
             self.wake_at(self._services.clock.now() + NOT_OURS_SECONDS)
 
     async def _take_due(self) -> None:
@@ -175,18 +192,18 @@ class Lookout:
             if upcoming is not None:
                 self.wake_at(upcoming)
             return
-        while self._orchestrator.room > 0:
-            limit = min(PASS_LIMIT, self._orchestrator.room)
+        while self._memory.room > 0:
+            limit = min(PASS_LIMIT, self._memory.room)
             if self._services.config.recovery.enabled:
                 if await self._claim_due(asked_at, limit) < limit:
                     break
                 continue
             due = await self._services.store.due(asked_at, limit)
             fresh = await self._own_due(asked_at) + await self._freed_by_hand(due)
-            taken = await take_up(self._orchestrator, fresh, crashed=False)
+            taken = await self._take_up(fresh, crashed=False)
             if len(due) < limit or not taken:
                 # What is being taken up just now may hide what is due behind it: look again once it is here.
-                self._look_again |= any(row.id in self._orchestrator.taking for row in due)
+                self._look_again |= any(row.id in self._memory.taking for row in due)
                 break
         else:
             self._look_again = True  # no room: whoever leaves makes us look again
@@ -199,44 +216,49 @@ class Lookout:
 
     async def _claim_due(self, now: float, limit: int) -> int:
         """Claim what is due, of what has just fallen due our share; what nobody has taken a moment later is anybody's."""
-        orchestrator, owner = self._orchestrator, self._services.owner
-        leaving = [run_id for run_id, run in orchestrator.live.items() if run.stopping is not None]
-        but = [*orchestrator.taking, *leaving]
+        memory, owner = self._memory, self._services.owner
+        leaving = [run_id for run_id, run in memory.live.items() if run.stopping is not None]
+        but = [*memory.taking, *leaving]
         lapses = self._services.keeper.lapses
         rows = await self._services.store.claim_due(owner, now, now - NOT_OURS_SECONDS, limit, but)
         if rows:
-            await take_up_claimed(orchestrator, rows, lapses)
+            await self._take_up_claimed(rows, lapses)
         # What is being taken up, or leaves, may be due: look again once it is here, or gone.
         self._look_again |= bool(but)
         return len(rows)
 
     async def _own_due(self, now: float) -> list[Run]:
         """While recovery is off: those that this process has started. Asked for by id: others' may be due before them."""
-        wanted = [run_id for run_id in self._orchestrator.own if self._orchestrator.may_take(run_id)]
+        wanted = [run_id for run_id in self._memory.own if self._memory.may_take(run_id)]
         rows = await self._services.store.get_runs(wanted) if wanted else []
         return [row for row in rows if row.owner is None and row.wake_at is not None and row.wake_at <= now]
 
     async def _freed_by_hand(self, due: Sequence[Run]) -> list[Run]:
         """While recovery is off: those that somebody has resumed, or asked to end, wherever that was. They are ours then."""
-        others = [row for row in due if not self._orchestrator.may_take(row.id) and not self._orchestrator.has(row.id)]
+        others = [row for row in due if not self._memory.may_take(row.id) and not self._has(row.id)]
         told = await self._services.store.inbox([row.id for row in others]) if others else []
         ended = {message.run_id for message in told if message.kind in ENDS_PAUSE}
         freed = [row for row in others if row.reason == RESUMED_BY_HAND or row.id in ended]
         for row in freed:
-            self._orchestrator.claim_as_own(row.id)
+            self._memory.own.add(row.id)
+        if freed:
+            self.look()
         return freed
+
+    def _has(self, run_id: str) -> bool:
+        return self._memory.is_arriving(run_id) or run_id in self._uncertain
 
     async def _take_held(self) -> None:
         """Take up runs that were held for want of their flow by a process that did not know it; this one does."""
         if not self._services.config.recovery.enabled:
             return
-        while self._orchestrator.room > 0:
-            limit = min(PASS_LIMIT, self._orchestrator.room)
+        while self._memory.room > 0:
+            limit = min(PASS_LIMIT, self._memory.room)
             held = await self._services.store.held(Hold.DEFINITION, self._services.registry.names(), limit)
             if held:
                 names = ", ".join(sorted({row.flow for row in held}))
                 log(logging.INFO, Token.DEFINITION_FOUND, f"{len(held)} runs held for want of {names} go on")
-            if not await take_up(self._orchestrator, held, crashed=False) or len(held) < limit:
+            if not await self._take_up(held, crashed=False) or len(held) < limit:
                 return
         self._free_again = True  # no room: whoever leaves makes us look again
 
@@ -244,10 +266,10 @@ class Lookout:
         """Take up runs that an older version has held because it did not understand them; this one does."""
         if not self._services.config.recovery.enabled:
             return
-        while self._orchestrator.room > 0:
-            found, more = await self._upgraded.look(min(PASS_LIMIT, self._orchestrator.room))
+        while self._memory.room > 0:
+            found, more = await self._upgraded.look(min(PASS_LIMIT, self._memory.room))
             if found:
                 log(logging.INFO, Token.UPGRADE_FOUND, f"{len(found)} runs held for a newer version of Relight go on")
-            if (found and not await take_up(self._orchestrator, found, crashed=False)) or not more:
+            if (found and not await self._take_up(found, crashed=False)) or not more:
                 return
         self._free_again = True  # no room: whoever leaves makes us look again

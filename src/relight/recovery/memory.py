@@ -18,8 +18,12 @@ class RunsInMemory(Host, Protocol):
     services: Services
     live: dict[str, LiveRun]
     taking: set[str]  # being claimed and restored right now
-    stopping: bool
     trials: Trials
+
+    @property
+    def stopping(self) -> bool:
+        """Whether nothing may be taken up any more."""
+        ...
 
     @property
     def room(self) -> int:
@@ -42,7 +46,7 @@ class RunsInMemory(Host, Protocol):
         """Put a run into motion, which has been told these messages."""
         ...
 
-    def doubt(self, run_ids: Sequence[str], *, crashed: bool) -> None:
+    def check_ownership(self, run_ids: Sequence[str], *, crashed: bool) -> None:
         """These may be ours in the store: it is to be asked again."""
         ...
 

@@ -69,7 +69,7 @@ async def take_up_claimed(orchestrator: RunsInMemory, rows: list[Run], lapses: i
     able = orchestrator.services.keeper.held and not orchestrator.stopping
     late = [row.id for row in rows if not able or row.id in orchestrator.live or row.id in orchestrator.taking]
     if late:
-        orchestrator.doubt(late, crashed=False)
+        orchestrator.check_ownership(late, crashed=False)
     if not able:
         now = orchestrator.services.clock.now()
         released = RunChange(run_id="", status=Status.PENDING, wake_at=now, reason="released")
@@ -108,14 +108,14 @@ async def take_up(
             if not one.run.writer.lost:
                 await _act_on(orchestrator, one, crashed)
             elif not one.run.writer.fenced:
-                orchestrator.doubt([one.run.id], crashed=crashed)
+                orchestrator.check_ownership([one.run.id], crashed=crashed)
         if crashed and epochs:
             services.metrics.claims.inc(len(epochs))
             services.metrics.resume.observe(services.clock.monotonic() - began)
         return len(epochs)
     except Exception:
         # Perhaps they are claimed: then nobody but this process would ever look at them again.
-        orchestrator.doubt(ids, crashed=crashed)
+        orchestrator.check_ownership(ids, crashed=crashed)
         raise
     finally:
         orchestrator.taken(ids)
@@ -302,7 +302,7 @@ async def _act_on(orchestrator: RunsInMemory, restored: _Restored, crashed: bool
         run = restored.run
         log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {run.id}: taking it up broke: {error!r}", error)
         if orchestrator.has_left(run):
-            orchestrator.doubt([run.id], crashed=True)
+            orchestrator.check_ownership([run.id], crashed=True)
         else:
             leaving.broke(run, error)
 

@@ -1,4 +1,4 @@
-"""Mail: how messages reach the runs that are in memory here.
+"""Delivery: how messages reach the runs that are in memory here.
 
 A run in memory is handed its messages. One that is being created or taken up has read its inbox perhaps a moment too early, so
 they are kept for it. Everybody else's are none of our business: a run that nobody holds was made due by the message itself (see
@@ -18,7 +18,7 @@ from relight.telemetry import Token, log
 MESSAGE_LIMIT = 1000  # per pass; a full pass is followed at once by the next
 
 
-class Mail:
+class Delivery:
     """One per orchestrator. `arriving` are the runs that are in memory only in a moment."""
 
     def __init__(self, store: Store, live: Mapping[str, LiveRun], *arriving: Container[str]) -> None:
@@ -32,7 +32,7 @@ class Mail:
         """Before any run is in memory: what was posted until now is read by whoever takes up the runs it is for."""
         self._last = await self._store.newest_message()
 
-    async def hear(self) -> None:
+    async def deliver_new(self) -> None:
         """Pass on what any process has posted since we last looked."""
         while True:
             messages = await self._store.messages_after(self._last, MESSAGE_LIMIT)
