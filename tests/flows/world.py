@@ -28,6 +28,7 @@ from relight.model.replay import TreeState, restore
 from relight.model.run import News
 from relight.process import bury
 from relight.run import leaving
+from relight.run.phase import Phase
 from relight.supervisor import Supervisor
 from relight.testing.clock import FakeClock
 from relight.testing.servers.postgres import PostgresServer
@@ -165,7 +166,7 @@ class World:
             REGISTRY.unlisten(orchestrator.waker.flow_registered)
         tasks: list[asyncio.Task[Any]] = [*services.background._tasks, *services.bodies.tasks]
         for run in orchestrator.live.values():
-            run.stopping, run.departing = "crashed", True
+            run.stopping, run.phase = "crashed", Phase.LEAVING
             leaving.stop_bodies(run)
             run.loop.unwind("crashed")
             run.turns.unwind("crashed")

@@ -20,6 +20,7 @@ from relight.recovery import orphans, plan, take_up, unreadable
 from relight.recovery.facts import facts_of
 from relight.run import inbox, leaving
 from relight.run.live_run import LiveRun
+from relight.run.phase import Phase
 from relight.testing.conformance.build import created, new_run
 from tests.flows.world import World, until
 
@@ -276,7 +277,7 @@ async def test_uncertain_runs_that_break_do_not_hide_others(
         monkeypatch.setattr(rl.orchestrator.uncertain, "_take_up", original)
         await until(lambda: "bad" in rl.orchestrator.live)
         for run in left.values():
-            run.stopping = "lost"
+            run.stopping, run.phase = "lost", Phase.LEFT
             run.loop.unwind("lost")
         await waiting.heard(rl, *waiting.names)
 

@@ -35,6 +35,7 @@ from relight.model.run import Hold, Run, Status
 from relight.orchestrator import waking
 from relight.ports.store import Commit, CommitResult, Store
 from relight.record.writer import Writer
+from relight.run.phase import Phase
 from tests.flows.world import World, until
 
 FAST = {"lease_ttl": "1.2s", "check_interval": "0.2s"}
@@ -178,7 +179,7 @@ async def test_a_run_that_is_ours_and_not_in_memory_is_found_by_looking(
         await until(lambda: "w" in rl.orchestrator.live)
         lost = rl.orchestrator.live.pop("w")
         await until(lambda: rl.orchestrator.live.get("w") not in (None, lost))
-        lost.stopping = "lost"
+        lost.stopping, lost.phase = "lost", Phase.LEFT
         lost.loop.unwind("lost")
         await run.signal("go", 1)
         assert await run.result(timeout="60s") == 1

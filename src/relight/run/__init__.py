@@ -3,6 +3,7 @@
 Knows nothing of other runs in memory, of how it came there, or of who owns what. To be read in this order:
 
     live_run        LiveRun: in which order the flow goes on, live and on replay alike; services: what it is given
+    phase           how far a run has come: driven, leaving memory, ended
     execute         the flow function: called, retried, timed out, ended; arguments: what it is called with
     requests        what flow code may ask of its run; operation: what it has asked for, until it is told the outcome
     steps           step_bodies: attempts and back-off; long_steps: those that take long are announced

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from relight.execution.run_loop import MOST_CALLBACKS
 from relight.model.journal import Deadlocked
 from relight.run import cancel, execute, replaying, waits
+from relight.run.phase import DRIVEN
 from relight.run.replay_order import CANCELLED, DEADLOCKED
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def reached(run: LiveRun) -> None:
 
 def say_deadlocked(run: LiveRun) -> None:
     """The flow is told so as of an outcome, in its turn: it may clean up, and then fails."""
-    if not run.saying_so and run.stopping is None and not run.over:
+    if not run.saying_so and run.phase is DRIVEN:
         run.saying_so = True
         run.writer.add(Deadlocked("", run.services.clock.now()), DEADLOCKED)
 

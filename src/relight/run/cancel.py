@@ -21,6 +21,7 @@ from relight.model import journal as j
 from relight.model.run import Message
 from relight.run import leaving
 from relight.run.operation import GIVEN_UP, Operation
+from relight.run.phase import DRIVEN
 from relight.run.replay_order import CANCELLED
 from relight.telemetry import Token, log
 
@@ -145,7 +146,7 @@ def begin_grace(run: LiveRun) -> None:
 
 
 def _force(run: LiveRun) -> None:
-    if run.over or run.stopping is not None:
+    if run.phase is not DRIVEN:
         return
     log(
         logging.WARNING,

@@ -31,6 +31,7 @@ from relight.model.run import Hold
 from relight.run import leaving, next_generation, replaying, step_bodies, waits
 from relight.run.arguments import input_refusal
 from relight.run.operation import Operation
+from relight.run.phase import DRIVEN, ENDED, ENDING
 from relight.run.sync_flows import FlowThread
 from relight.telemetry import Token, log
 
@@ -83,7 +84,7 @@ async def _read_and_begin(run: LiveRun, flow: Flow[..., Any]) -> None:
 
 
 def _begin(run: LiveRun, flow: Flow[..., Any], data: bytes) -> None:
-    if run.stopping is not None or run.over:
+    if run.phase is not DRIVEN:
         return
     try:
         args, kwargs = flow.arguments.open(data)
@@ -124,7 +125,7 @@ def ended(run: LiveRun) -> None:
 def end(run: LiveRun, value: Any, failure: BaseException | None) -> None:
     """One commit: the final entry, the status, the parent's notification. Nothing may be told, begun or recorded behind it."""
     _conclude(run, value, failure)
-    run.over = True
+    run.enter(ENDING)
     run.writer.committed().add_done_callback(lambda _: _end_is_durable(run))
 
 
@@ -359,7 +360,7 @@ def _conclude(run: LiveRun, value: Any, failure: BaseException | None) -> None:
 def _end_is_durable(run: LiveRun) -> None:
     if run.writer.lost:
         return
-    run.ended = True
+    run.enter(ENDED)
     try:
         leaving.stop_bodies(run)
         run.host.ended(run)

@@ -9,6 +9,7 @@ from relight.errors import UpgradeRequiredError
 from relight.model.formats import not_understood
 from relight.model.run import Hold, Message, MessageKind
 from relight.run import cancel, leaving, next_generation, waits
+from relight.run.phase import DRIVEN
 
 if TYPE_CHECKING:
     from relight.run.live_run import LiveRun
@@ -19,7 +20,7 @@ def deliver(run: LiveRun, message: Message) -> None:
     if run.next is not None and run.stopping is None:
         next_generation.deliver(run, message)
         return
-    if run.stopping is not None or run.over:
+    if run.phase is not DRIVEN:
         run.missed = True  # it stays in the inbox, and is looked for there once the run has left
         return
     if message.id <= run.heard:

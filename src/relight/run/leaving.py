@@ -1,6 +1,6 @@
-"""Hold: taking a run out of memory: parking, pausing, holding, shutdown, fencing.
+"""Leaving memory: parking, pausing, holding, shutdown, fencing; and what every end of a run writes.
 
-Leaving memory is invisible to the flow. `stopping` is set first: from then on nothing begins and nothing is told, so that the
+Leaving memory is invisible to the flow. From STOPPING or LEAVING on (`phase.py`), nothing begins and nothing is told, so that the
 flow's code stays where it is. Steps in flight may finish, and are recorded; they are told when the run comes back. Then the
 code is unwound, wherever it waits, and the object is let go. What the store says about the run afterwards is one commit.
 """
@@ -16,6 +16,7 @@ import msgspec
 from relight.errors import StoreError
 from relight.model import journal as j
 from relight.model.run import Hold, LogLine, Message, MessageKind, RunChange, Status
+from relight.run.phase import CLOSING, DRIVEN, ENDED, ENDING, LEAVING, LEFT, STOPPING
 from relight.telemetry import Token, log
 
 if TYPE_CHECKING:
@@ -61,14 +62,14 @@ def consider_parking(run: LiveRun) -> None:
 
 def _check_parking(run: LiveRun) -> None:
     run.park_armed = False
-    if run.over or run.stopping is not None or run.cancel_reason is not None or not run.blocked:
+    if run.phase is not DRIVEN or run.cancel_reason is not None or not run.blocked:
         return  # when it is blocked again, this is considered again
     run.services.background.start(park(run), "park", run.broke)
 
 
 async def park(run: LiveRun) -> None:
     """The run waits, and leaves memory until it is due or told something."""
-    if run.stopping is not None or run.over or not run.blocked:
+    if run.phase is not DRIVEN or not run.blocked:
         return  # it was woken since somebody looked: parked now, nobody would wake it again
     wake_at = due_at(run)
 
@@ -88,9 +89,9 @@ async def depart(run: LiveRun, reason: str, grace_seconds: float, write: Any = N
 
 def _begin_departure(run: LiveRun, reason: str) -> bool:
     """From now on nothing begins and nothing is told. False: it has left, or does so already, or is at its end."""
-    if run.departing or run.ended or run.over:
+    if run.phase > STOPPING:
         return False
-    run.departing = True
+    run.enter(LEAVING)
     if run.early:  # it never gets to hear these: they stay in the inbox
         run.missed = True
         run.heard = run.early[0].id - 1
@@ -116,12 +117,13 @@ async def _depart(run: LiveRun, reason: str, grace_seconds: float, write: Any) -
         run.change(Status.PAUSED, hold=kind, reason=why, owner=None, heard=run.last_heard)
     elif write is not None:
         write()
-    run.over = True
+    run.enter(CLOSING)
     await run.writer.committed()
     if run.outcome is not None and not run.writer.lost:
-        run.ended = True
+        run.enter(ENDED)
         run.host.ended(run)
     else:
+        run.enter(LEFT)
         run.host.left(run)
 
 
@@ -198,20 +200,26 @@ def failed(run: LiveRun) -> None:
     run.stopping = run.stopping or "its entries could not be written by this process"
     run.outcome = None
     if not run.departing:
-        run.over = False  # its end was on its way
+        _stop(run)
         depart_by_itself(run)
+
+
+def _stop(run: LiveRun) -> None:
+    """Nothing of what it does is written any more, its end perhaps."""
+    if run.phase in (DRIVEN, ENDING):
+        run.enter(STOPPING)
 
 
 def broke(run: LiveRun, error: BaseException) -> None:
     """A bug of ours in what was to be done for this run. It is dropped from memory, by force if leaving is what broke: the
     orchestrator finds that it is still ours in the store, and brings it back."""
-    if run.ended or run.host.has_left(run):
+    if run.phase is ENDED or run.host.has_left(run):
         return
     if not run.departing:
         run.writer.abandon(error)
         return
     run.writer.abandon(error)
-    run.over = True
+    run.enter(LEFT)
     stop_bodies(run)
     run.host.left(run)
 
@@ -226,9 +234,9 @@ def fenced(run: LiveRun, refused: bool) -> None:
         return  # its code has ended, and the object is about to be let go
     run.stopping = run.stopping or "fenced"
     run.outcome = None
-    run.over = False
     stop_bodies(run)
     if not run.departing:
+        _stop(run)
         run.services.background.start(depart(run, "fenced", PARK_GRACE_SECONDS), "depart", run.broke)
 
 

@@ -31,6 +31,7 @@ from relight.model.run import Hold, Message, Run
 from relight.record.writer import GONE
 from relight.run import at_rest, cancel, checkpoint, execute, inbox, leaving, replaying, waits
 from relight.run.operation import GIVEN_UP, Operation
+from relight.run.phase import DRIVEN, STOPPING
 from relight.run.recording import RunRecord
 from relight.run.replay_order import Replay
 from relight.run.requests import Asking
@@ -49,7 +50,7 @@ class LiveRun(RunRecord, Asking):
     # fmt: off
     __slots__ = (
         "__weakref__", "_advancing", "_asked", "_refusals", "_when_live", "_woken", "asked_to_continue", "begun_again",
-        "busy", "calm", "cancel_reason", "cancelled", "children", "created", "deadlocked", "departing", "due", "early", "ended",
+        "busy", "calm", "cancel_reason", "cancelled", "children", "created", "deadlocked", "due", "early",
         "heard", "held", "host", "inflight", "joined", "kept", "left_open", "loop", "mailbox", "main", "main_done",
         "missed", "numbers", "outcome", "overdue", "park_armed", "pending", "recovered", "replay", "restored",
         "retried", "saying_so", "spun", "step_call", "taken_back", "timers", "told", "turns", "unawaited",
@@ -105,9 +106,7 @@ class LiveRun(RunRecord, Asking):
 
         # Leaving memory.
         self._refusals = 0
-        self.departing = False  # somebody is taking it out of memory
         self.held: tuple[Hold, str] | None = None  # it cannot go on, and why
-        self.ended = False  # it is terminal, durably
         self.outcome: Run | None = None  # the final row, once it is committed
         self.park_armed = False
         self.inflight: dict[str, Operation] = {}  # steps whose bodies are under way
@@ -152,7 +151,7 @@ class LiveRun(RunRecord, Asking):
         self._advancing = loop.driven = True
         ready, left = loop.ready, MOST_TOLD
         try:
-            while left and self.stopping is None and not self.over:
+            while left and self.phase is DRIVEN:
                 left -= 1
                 if ready:
                     loop.pump()
@@ -360,7 +359,7 @@ class LiveRun(RunRecord, Asking):
     def on_trouble(self, context: dict[str, Any]) -> None:
         """As asyncio's own loops: a task failed and nobody ever asked why, or a callback raised."""
         error = context.get("exception")
-        if not isinstance(error, Unwind | RunCancelled) and self.stopping is None and not self.over:
+        if not isinstance(error, Unwind | RunCancelled) and self.phase is DRIVEN:
             logging.getLogger("asyncio").error("run %s: %s", self.id, context.get("message"), exc_info=error)
 
     # ---- messages
@@ -382,6 +381,8 @@ class LiveRun(RunRecord, Asking):
         if self.held is None and not self.departing:
             self.held = (kind, str(error))
         self.stopping = self.stopping or f"held: {error}"
+        if self.phase is DRIVEN:
+            self.enter(STOPPING)
         if not self._advancing and not self.departing:
             leaving.depart_by_itself(self)
 

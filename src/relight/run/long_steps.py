@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from relight.clock import Clock, Timer
 from relight.model.journal import StepStarted
+from relight.run.phase import DRIVEN
 from relight.telemetry import Token, log
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class LongSteps:
 def _announce(operation: StepOperation, attempt: int) -> bool:
     """False: not yet."""
     run = operation.run
-    if run.over or run.stopping is not None or operation.recorded or operation.done() or operation.cut_short():
+    if run.phase is not DRIVEN or operation.recorded or operation.done() or operation.cut_short():
         return True  # nobody needs to know any more
     if run.replay is not None:
         return False  # it is done anew in the midst of replay, and nothing else is written then

@@ -21,6 +21,7 @@ from relight.model.replay import TreeState, Unclaimed, encode_state
 from relight.model.run import Message, MessageKind
 from relight.ports.store import NextGeneration
 from relight.run import leaving
+from relight.run.phase import ENDING
 from relight.telemetry import Token, log
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def begin(run: LiveRun, data: bytes) -> None:
     run.writer.begin_generation(NextGeneration(state=encode_state(state), children=children, prune_inbox=prune))
     _forget_ends(run)
     run.next = state
-    run.over = True
+    run.enter(ENDING)
     run.writer.committed().add_done_callback(lambda _: _is_durable(run))
 
 
@@ -137,7 +138,7 @@ def _is_durable(run: LiveRun) -> None:
         run.host.continued(run)
     except Exception as error:  # noqa: BLE001 - a bug of ours: it is a callback, and nobody else would say so
         log(logging.CRITICAL, Token.INTERNAL_ERROR, f"the next generation of run {run.id} broke: {error!r}", error)
-        run.next, run.over = None, False
+        run.next = None
         run.broke(error)
 
 

@@ -27,6 +27,7 @@ from relight.ports.store import Store
 from relight.record.writer import Told, Writer
 from relight.retry_pause import RetryPause
 from relight.run.operation import Operation
+from relight.run.phase import ALLOWED, CLOSING, DRIVEN, LEAVING, LEFT, Phase
 from relight.run.replay_order import Replay
 from relight.run.services import Services
 from relight.telemetry import Token, log
@@ -51,6 +52,7 @@ class RunRecord:
         "over",
         "park_timer",
         "path",
+        "phase",
         "row",
         "services",
         "status",
@@ -81,9 +83,21 @@ class RunRecord:
             0  # what the flow has seen that is perhaps not durable yet: values, and ends that it gave up on
         )
         self.next: TreeState | None = None  # its next generation, which is being committed
+        self.phase = DRIVEN
+        self.over = False  # as the phase tells: nothing of this object may act any more
         self.stopping: str | None = None  # why nothing begins and nothing is told any more
         self.park_timer: Timer | None = None
-        self.over = False  # nothing of this object may act any more
+
+    def enter(self, phase: Phase) -> None:
+        """The run has come so far."""
+        assert phase in ALLOWED[self.phase], f"run {self.id}: {self.phase.name} to {phase.name}"
+        self.phase = phase
+        self.over = phase >= CLOSING
+
+    @property
+    def departing(self) -> bool:
+        """Whether somebody is taking it out of memory, or has."""
+        return LEAVING <= self.phase <= LEFT
 
     def stuck(self, kind: Hold, error: RelightError) -> None:
         """The run cannot go on, and will be held with this reason."""
@@ -106,7 +120,7 @@ class RunRecord:
 
     def note(self, event: Event) -> None:
         """Add an entry that is not worth a commit of its own: it rides with the next."""
-        if not self.over and self.stopping is None:
+        if self.phase is DRIVEN:
             self.writer.note(event)
 
     def is_unsettled(self) -> bool:

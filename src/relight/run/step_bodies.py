@@ -18,6 +18,7 @@ from relight.flow.payloads import record_error
 from relight.flow.scope import CURRENT, StepInfo
 from relight.model.journal import StepCompleted, StepFailed, StepRetrying, StepStarted
 from relight.run import cancel, leaving, waits
+from relight.run.phase import DRIVEN
 from relight.run.recording import RUNNING
 from relight.telemetry import Token, log
 
@@ -140,7 +141,7 @@ async def _attempts(op: StepOperation) -> None:
     if begun is not None and begun.until is not None:
         await _pause(op, begun.until)
     while True:
-        if run.stopping is not None or run.over or op.done():
+        if run.phase is not DRIVEN or op.done():
             return  # the next attempt is made when the run comes back, if it does; or the flow has given up on it
         if attempt > 1 and run.doubtful:
             await run.confirm()
@@ -278,7 +279,7 @@ async def _call_in_thread(op: StepOperation, info: StepInfo, slot: Slot | None) 
     def body() -> Any:
         if run.doubtful:
             raise _LapsedError
-        if op.done() or op.cut_short() or run.over or run.stopping is not None:
+        if op.done() or op.cut_short() or run.phase is not DRIVEN:
             raise asyncio.CancelledError  # nobody wants it any more: it waited long for a thread
         op.began = run.now()
         return step.fn(*op.args, **op.kwargs)

@@ -23,6 +23,7 @@ from relight.model.replay import Outcome
 from relight.model.run import Hold
 from relight.run import step_bodies
 from relight.run.operation import Operation
+from relight.run.phase import DRIVEN
 from relight.telemetry import Token, log
 
 if TYPE_CHECKING:
@@ -109,8 +110,7 @@ class StepOperation(Operation):
             or _monotonic() >= run.keeper.valid_until
             or self.given_up
             or self.interrupted
-            or run.stopping is not None
-            or run.over
+            or run.phase is not DRIVEN
             or self.done()
         )
         coro: Any = step_bodies.do_plainly(self) if plainly else step_bodies.do(self)

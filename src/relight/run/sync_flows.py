@@ -26,6 +26,7 @@ from relight.execution.blocking_watch import place_of
 from relight.execution.thread_pool import Job, Slot, Threads, tell_end
 from relight.flow.call import Call
 from relight.flow.scope import CURRENT, Scope, StepInfo
+from relight.run.phase import DRIVEN
 from relight.telemetry import Token, log
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Turns:
 
     def want(self, thread: FlowThread, go: Callable[[], None]) -> None:
         """This thread can go on: `go` lets it, when it is its turn."""
-        if self.run.stopping is not None or self.run.over:
+        if self.run.phase is not DRIVEN:
             go()  # it only unwinds
         else:
             self._waiting.append((thread, go))
@@ -96,7 +97,7 @@ class Turns:
         """Whether the turn that was the last one a second ago still is."""
         self._watching = False
         thread = self.moving
-        if thread is None or self.run.stopping is not None or self.run.over:
+        if thread is None or self.run.phase is not DRIVEN:
             return
         if (
             count != self._count or not thread.ident

@@ -25,6 +25,7 @@ from relight.model.replay import Ending, Outcome, Unclaimed
 from relight.model.run import Message, MessageKind, Status
 from relight.run import leaving
 from relight.run.operation import Operation
+from relight.run.phase import DRIVEN
 
 if TYPE_CHECKING:
     from relight.run.live_run import LiveRun
@@ -63,7 +64,7 @@ class Alarm:
         """Its time has come."""
         if self._key in self._run.due:
             self.cancel()
-            if self._run.stopping is None and not self._run.over:
+            if self._run.phase is DRIVEN:
                 self._callback()
 
     def cancel(self) -> None:
