@@ -25,7 +25,6 @@ from relight.model.replay import Ending, Open, Outcome
 if TYPE_CHECKING:
     from relight.flow.scope import Scope
     from relight.run.live_run import LiveRun
-    from relight.run.replay_order import Replay
 
 
 _init_future = asyncio.Future.__init__
@@ -140,7 +139,7 @@ class Operation(asyncio.Future[Any]):
                 self.run.record(OperationCancelled(key, True, self.given_up, self.run.now()))
             self.run.unsettled += 1
             self.take_back()
-        elif self.lingers and lingers(self.run.replay, self):
+        elif self.lingers and (self.run.replay is None or self.run.replay.lets_linger(self)):
             self.given_up = True
             self.stop()
             return True
@@ -184,20 +183,6 @@ class Operation(asyncio.Future[Any]):
     def tell_given_up(self) -> None:
         """What it had begun was cancelled and is over."""
         super().cancel()
-
-
-def lingers(replay: Replay | None, operation: Operation) -> bool:
-    """Whether an operation that the flow gives up on now ends later, when what it had begun has ended."""
-    if replay is None:
-        return True
-    if operation.unheard:  # its end is recorded, and only the cancellation is waited for
-        return False
-    recorded = replay.recorded.get(operation.key)
-    return (
-        recorded is None
-        or recorded.ending is not Ending.UNSEEN
-        or (recorded.again and not operation.given_up)  # that was the second time
-    )
 
 
 class Recorded(Operation):

@@ -115,6 +115,17 @@ class Replay:
         for key in keys:
             self.recorded.pop(key, None)
 
+    def lets_linger(self, operation: Operation) -> bool:
+        """Whether an operation that the flow gives up on now ends later, when what it had begun has ended."""
+        if operation.unheard:  # its end is recorded, and only the cancellation is waited for
+            return False
+        recorded = self.recorded.get(operation.key)
+        return (
+            recorded is None
+            or recorded.ending is not Ending.UNSEEN
+            or (recorded.again and not operation.given_up)  # that was the second time
+        )
+
     def digest_of(self, key: str) -> str:
         """That of a step's recorded arguments; empty if there are none."""
         outcome = self.recorded.get(key)
