@@ -7,7 +7,7 @@ from typing import Any
 from relight.backends.postgres import PostgresStore
 from relight.clock import SYSTEM_CLOCK
 from relight.model.run import Run, Status
-from relight.ports.store import Commit, Committed
+from relight.ports.store import Commit, Committed, Extras
 from relight.testing.servers.postgres import PostgresServer
 
 
@@ -39,7 +39,7 @@ async def test_a_new_connection_of_another_lane_fences_nobody(postgres_server: P
             await provide(*arguments)
 
         monkeypatch.setattr(committer, "_provide_keys", provided)
-        child = Commit(root_id="r", epoch=1, after=1, entries=[b"[]"], runs=[_run("r/c", "r")])
+        child = Commit(root_id="r", epoch=1, after=1, entries=[b"[]"], extras=Extras(runs=[_run("r/c", "r")]))
         assert await store.commit([child]) == [Committed(2)]
     finally:
         await store.close()

@@ -22,7 +22,7 @@ from relight.model import journal as j
 from relight.model.lease import Orphaned
 from relight.model.run import Hold, Message, MessageKind, Run, RunChange, RunFilter, Status
 from relight.orchestrator import waking
-from relight.ports.store import Commit, Committed, Store
+from relight.ports.store import Commit, Committed, Extras, Store
 from relight.testing.cluster import until
 from relight.testing.crashpoints import patiently
 from relight.testing.ledger import effect, ledger, note
@@ -188,7 +188,7 @@ async def _write(store: Store, run_id: str, *events: j.AnyEvent, changes: Sequen
         epoch=row.epoch,
         after=await store.latest_sequence(run_id),
         entries=[j.encode_event(event) for event in events],
-        changes=changes,
+        extras=Extras(changes=changes),
     )
     (result,) = await store.commit([commit])
     assert isinstance(result, Committed), result

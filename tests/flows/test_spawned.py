@@ -17,7 +17,7 @@ from relight import (
 )
 from relight.model import journal as j
 from relight.model.run import Hold, Message, MessageKind, RunChange, Status
-from relight.ports.store import Commit, Committed
+from relight.ports.store import Commit, Committed, Extras
 from tests.flows.calls import Calls, NoStockError, finish, marking
 from tests.flows.world import World, until
 
@@ -306,8 +306,7 @@ async def give_up(world: World, run_id: str) -> None:
         epoch=row.epoch,
         after=await world.rl.services.store.latest_sequence(run_id),
         entries=[j.encode_event(j.RunCancelled("", "too old", row.updated_at))],
-        changes=[change],
-        messages=[end],
+        extras=Extras(changes=[change], messages=[end]),
     )
     assert isinstance((await world.rl.services.store.commit([commit]))[0], Committed)
     world.rl.orchestrator.listen()

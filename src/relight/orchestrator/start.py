@@ -13,7 +13,7 @@ from relight.model.blob import blob_digest
 from relight.model.replay import TreeState
 from relight.model.run import Run, Status
 from relight.orchestrator.orchestrator import Orchestrator
-from relight.ports.store import Commit, Exists, Fenced
+from relight.ports.store import Commit, Exists, Extras, Fenced
 from relight.run.arguments import check_run_id, same_input
 
 
@@ -77,7 +77,7 @@ def creation(
     first = j.RunCreated("", flow.name, flow.fingerprint, raw, blob, at)
     commit = Commit(root_id=run_id, epoch=1, create=row, entries=[j.encode_event(first)])
     if blob:
-        commit.blobs = {blob: data}
+        commit.extras = Extras(blobs={blob: data})
     return commit, first
 
 

@@ -69,6 +69,40 @@ class NextGeneration(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     prune_inbox: bool
 
 
+class Extras(msgspec.Struct, kw_only=True, frozen=True, gc=False):
+    """What a commit writes beside its entries. Most commits write nothing of it, and there is one per step."""
+
+    runs: Sequence[Run] = ()  # child runs of the tree, and spawned roots: inserted unless their id exists
+    spawned: Sequence[tuple[str, bytes]] = ()  # first entry of each spawned root in `runs` that was really inserted
+    changes: Sequence[
+        RunChange
+    ] = ()  # rows of this tree. A child's may leave a terminal status: its parent was retried
+    blobs: Mapping[str, bytes] = _NO_BLOBS
+    # Run, foreach key, index: drop its items from there on, then put `items`.
+    cut_items: Sequence[tuple[str, str, int]] = ()
+    items: Sequence[ItemResult] = ()
+    log: Sequence[LogLine] = ()  # lines for the logs of this tree's runs
+    messages: Sequence[Message] = ()  # to other runs; dropped when that run is terminal or unknown
+    # Tell every unfinished root that descends from this one, by parentage: cancel, for this reason.
+    cancel_spawned: str | None = None
+    consumed: Sequence[int] = ()  # ids of this root's messages that the entries have taken in
+
+    @property
+    def size(self) -> int:
+        """About how many bytes of payload."""
+        size = sum(map(len, self.blobs.values()))
+        for run in self.runs:
+            size += len(run.input)
+        for change in self.changes:
+            size += len(change.output or b"") + len(change.error or b"")
+        for item in self.items:
+            size += len(item.output)
+        return size
+
+
+NO_EXTRAS = Extras()  # one for all, to be recognised by `is`
+
+
 class Commit(msgspec.Struct, kw_only=True, gc=False):
     """Everything one root run's owner wants written at once."""
 
@@ -78,41 +112,22 @@ class Commit(msgspec.Struct, kw_only=True, gc=False):
     entries: list[bytes]  # encoded events; they become after+1, after+2, …
     create: Run | None = None  # the root itself: then epoch is its first epoch and after is 0
     state: bytes | None = None  # only with create (a fork): a checkpoint that stands for this commit's entries too
-    # Most commits have none of these, and there is one per step: hence tuples, which cost nothing to make.
-    runs: Sequence[Run] = ()  # child runs of the tree, and spawned roots: inserted unless their id exists
-    spawned: Sequence[tuple[str, bytes]] = ()  # first entry of each spawned root in `runs` that was really inserted
-    changes: Sequence[
-        RunChange
-    ] = ()  # rows of this tree. A child's may leave a terminal status: its parent was retried
-    blobs: Mapping[str, bytes] = _NO_BLOBS
-    items: Sequence[ItemResult] = ()
-    cut_items: Sequence[
-        tuple[str, str, int]
-    ] = ()  # run, foreach key, index: drop its items from there on, then put `items`
-    log: Sequence[LogLine] = ()  # lines for the logs of this tree's runs
-    messages: Sequence[Message] = ()  # to other runs; dropped when that run is terminal or unknown
-    cancel_spawned: str | None = (
-        None  # tell every unfinished root that descends from this one, by parentage: cancel, for this reason
-    )
-    reopen: bool = False  # the root may be one that recovery gave up on (cancelled, hold=recovery): this brings it back
-    consumed: Sequence[int] = ()  # ids of this root's messages that the entries have taken in
     next: NextGeneration | None = None  # what the root begins with this commit: not with `create`
+    reopen: bool = False  # the root may be one that recovery gave up on (cancelled, hold=recovery): this brings it back
+    extras: Extras = NO_EXTRAS
+
+    @property
+    def bare(self) -> bool:
+        """Whether there is nothing but entries to write, as nearly always."""
+        return self.extras is NO_EXTRAS and self.next is None and self.create is None and not self.reopen
 
     @property
     def size(self) -> int:
         """About how many bytes of payload it carries: what a server's limit on a message is about."""
         size = sum(map(len, self.entries)) + len(self.state or b"") + (0 if self.next is None else len(self.next.state))
-        if self.blobs:
-            size += sum(map(len, self.blobs.values()))
         if self.create is not None:
             size += len(self.create.input)
-        for run in self.runs:
-            size += len(run.input)
-        for change in self.changes:
-            size += len(change.output or b"") + len(change.error or b"")
-        for item in self.items:
-            size += len(item.output)
-        return size
+        return size if self.extras is NO_EXTRAS else size + self.extras.size
 
 
 class Committed(msgspec.Struct, frozen=True, gc=False):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from relight.ports.store import Commit, Store
 
 # Payload per transaction, by at most one root more: PostgreSQL takes no message over 1 GB.
@@ -25,7 +27,7 @@ async def put_large_blobs(store: Store, commits: Sequence[Commit]) -> None:
     """One run alone may have more for its next commit than a batch may hold: a hundred branches, each with a large result. Its
     blobs go ahead then, one by one. Should this process die before the commit, they are stored and nobody refers to them."""
     for commit in commits:
-        if commit.blobs and sum(map(len, commit.blobs.values())) > MAX_BATCH_BYTES:
-            for data in commit.blobs.values():
+        if commit.extras.blobs and sum(map(len, commit.extras.blobs.values())) > MAX_BATCH_BYTES:
+            for data in commit.extras.blobs.values():
                 await store.put_blob(data)
-            commit.blobs = {}
+            commit.extras = msgspec.structs.replace(commit.extras, blobs={})

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from relight.errors import StoreUnavailableError
 from relight.model.run import Hold, RunChange, Status
-from relight.ports.store import Commit, CommitResult
+from relight.ports.store import Commit, CommitResult, Extras
 from relight.record.writer import Writer
 from relight.retry_pause import RetryPause
 from relight.telemetry import Token, log
@@ -86,7 +86,7 @@ async def _hold(lane: Lane, writer: Writer, commit: Commit, error: Exception) ->
     log(logging.CRITICAL, Token.RUN_HELD, f"run {run_id}: {reason}", error)
     heard = writer.run.last_heard
     change = RunChange(run_id=run_id, status=Status.PAUSED, hold=Hold.REFUSED, reason=reason, heard=heard)
-    held = Commit(root_id=run_id, epoch=commit.epoch, after=commit.after, entries=[], changes=[change])
+    held = Commit(root_id=run_id, epoch=commit.epoch, after=commit.after, entries=[], extras=Extras(changes=[change]))
     try:
         await lane.commit([held], [])
     except Exception as again:  # noqa: BLE001 - it leaves memory all the same, and is found by looking for lost runs

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from relight.model.journal import Event, encode_event
 from relight.model.run import ItemResult, LogLine, Message, Run, RunChange
 from relight.ports.store import Commit, NextGeneration
@@ -173,13 +175,13 @@ class Writer:
 
     def change(self, change: RunChange) -> None:
         """A new status of a run of this tree."""
-        self.draft.changes = [*self.draft.changes, change]
+        self._also(changes=[*self.draft.extras.changes, change])
 
     def insert(self, run: Run, first: bytes | None = None) -> None:
         """A child run, or (with its first entry) a spawned one."""
-        self.draft.runs = [*self.draft.runs, run]
+        self._also(runs=[*self.draft.extras.runs, run])
         if first is not None:
-            self.draft.spawned = [*self.draft.spawned, (run.id, first)]
+            self._also(spawned=[*self.draft.extras.spawned, (run.id, first)])
 
     def begin_generation(self, begun: NextGeneration) -> None:
         """The run begins anew with this draft."""
@@ -187,26 +189,31 @@ class Writer:
 
     def consume(self, message_ids: Iterable[int]) -> None:
         """Messages that the entries of this draft have taken in."""
-        self.draft.consumed = [*self.draft.consumed, *message_ids]
+        self._also(consumed=[*self.draft.extras.consumed, *message_ids])
 
     def send(self, message: Message) -> None:
-        self.draft.messages = [*self.draft.messages, message]
+        self._also(messages=[*self.draft.extras.messages, message])
 
     def cancel_spawned(self, reason: str) -> None:
-        self.draft.cancel_spawned = reason
+        self._also(cancel_spawned=reason)
 
     def log(self, line: LogLine) -> None:
-        self.draft.log = [*self.draft.log, line]
+        self._also(log=[*self.draft.extras.log, line])
 
     def item(self, item: ItemResult) -> None:
-        self.draft.items = [*self.draft.items, item]
+        self._also(items=[*self.draft.extras.items, item])
 
     def cut_items(self, run_id: str, key: str, index: int) -> None:
         """The items of a foreach from this index on no longer count."""
-        self.draft.cut_items = [*self.draft.cut_items, (run_id, key, index)]
+        self._also(cut_items=[*self.draft.extras.cut_items, (run_id, key, index)])
 
     def blob(self, digest: str, data: bytes) -> None:
-        self.draft.blobs = {**self.draft.blobs, digest: data}
+        self._also(blobs={**self.draft.extras.blobs, digest: data})
+
+    def _also(self, **extras: Any) -> None:
+        """The draft writes this beside its entries."""
+        draft = self.draft
+        draft.extras = msgspec.structs.replace(draft.extras, **extras)
 
     def ask(self) -> None:
         """Commit, even if it is nothing: the store's answer tells whether the run is still ours."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from relight.errors import ConflictError, RunStateError
 from relight.model import journal as j
 from relight.model.run import RESUMED_BY_HAND, Hold, LogLine, Message, MessageKind, Run, RunChange, Status
-from relight.ports.store import Commit, Committed
+from relight.ports.store import Commit, Committed, Extras
 from relight.recovery.explain import sentence
 from relight.recovery.facts import open_children
 from relight.recovery.memory import RunsInMemory
@@ -62,8 +62,7 @@ async def _free(orchestrator: RunsInMemory, known: Known) -> None:
         epoch=epoch,
         after=known.state.sequence,
         entries=[j.encode_event(j.RunResumed("", now))],
-        changes=[_freed(row, now), *_children(known)],
-        log=[line],
+        extras=Extras(changes=[_freed(row, now), *_children(known)], log=[line]),
         reopen=row.status.terminal,
     )
     (result,) = await services.store.commit([commit])

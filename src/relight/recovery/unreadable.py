@@ -6,7 +6,7 @@ import logging
 
 from relight.errors import CorruptionError, UpgradeRequiredError
 from relight.model.run import Hold, Message, MessageKind, Run, RunChange, Status
-from relight.ports.store import Commit
+from relight.ports.store import Commit, Extras
 from relight.recovery import upgrades
 from relight.recovery.memory import RunsInMemory
 from relight.run.services import Services
@@ -36,12 +36,9 @@ async def _cancel(services: Services, row: Run, epoch: int, reason: str) -> None
     """One commit without entries: ended first and its parent told after, a death in between would leave that one waiting."""
     store = services.store
     parents = [] if row.parent_id is None else [row.parent_id]
-    commit = Commit(
-        root_id=row.id,
-        epoch=epoch,
-        after=await store.latest_sequence(row.id),
-        entries=[],
+    after = await store.latest_sequence(row.id)
+    extras = Extras(
         changes=[RunChange(run_id=row.id, status=Status.CANCELLED, reason=reason)],
         messages=[Message.end_of(row.id, epoch, services.clock.now(), to=parent) for parent in parents],
     )
-    await store.commit([commit])
+    await store.commit([Commit(root_id=row.id, epoch=epoch, after=after, entries=[], extras=extras)])

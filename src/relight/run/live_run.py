@@ -390,7 +390,6 @@ class LiveRun(RunRecord, Asking):
         leaving.fenced(self, refused)
 
     def failed(self) -> None:
-        """The recorder gave up on what this run did last: it must not go on as if that were written."""
         leaving.failed(self)
 
     def broke(self, error: BaseException) -> None:

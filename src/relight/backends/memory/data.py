@@ -31,7 +31,7 @@ from relight.model.run import (
     Status,
 )
 from relight.model.text import SAME_LINES, check_message, check_rows, prose
-from relight.ports.store import Commit, CommitResult, Committed, Exists, Fenced, NextGeneration
+from relight.ports.store import Commit, CommitResult, Committed, Exists, Extras, Fenced, NextGeneration
 
 _RUNNING = Status.RUNNING  # looking up a member, or its hash, is Python code
 _CHANGED = [field for field in RunChange.__struct_fields__ if field not in ("run_id", "heard")]
@@ -124,8 +124,8 @@ class Data:
     def commit(self, commit: Commit, created: set[str]) -> CommitResult:
         """`created` are the ids that this batch has taken."""
         run = self.runs.get(commit.root_id)
-        if commit.create is not None or commit.runs or commit.messages:
-            check_rows(commit.create, commit.runs, commit.messages)
+        if commit.create is not None or commit.extras.runs or commit.extras.messages:
+            check_rows(commit.create, commit.extras.runs, commit.extras.messages)
         if commit.create is not None:
             if run is None:
                 created.add(commit.root_id)
@@ -145,18 +145,7 @@ class Data:
         if run.status is not _RUNNING and run.status in TERMINAL and not (commit.reopen and _gave_up(run)):
             return Fenced(run.epoch, run.owner)
         tree.append(commit.entries)
-        if (
-            commit.runs
-            or commit.changes
-            or commit.blobs
-            or commit.items
-            or commit.cut_items
-            or commit.log
-            or commit.messages
-            or commit.consumed
-            or commit.cancel_spawned is not None
-            or commit.next is not None
-        ):  # nearly never: there is one commit for every step
+        if not commit.bare:  # nearly never: there is one commit for every step
             self._apply(commit, tree)
         return Committed(tree.base + len(tree.entries))
 
@@ -180,22 +169,23 @@ class Data:
 
     def _apply(self, commit: Commit, tree: Tree) -> None:
         """Everything but the entries. Messages go before the changes that may end this run, as in every backend."""
-        self._new_runs(commit)
-        self.blobs.update(commit.blobs)
-        for run_id, key, index in commit.cut_items:
+        extras = commit.extras
+        self._new_runs(extras)
+        self.blobs.update(extras.blobs)
+        for run_id, key, index in extras.cut_items:
             self._cut_items(run_id, key, index)
-        for item in commit.items:
+        for item in extras.items:
             self.items[item.run_id, item.key, item.index] = copy(item)
-        for line in commit.log:
+        for line in extras.log:
             self.log(line)
-        for message in commit.messages:
+        for message in extras.messages:
             self.tell(message)
-        if commit.cancel_spawned is not None:
-            self._cancel_spawned(commit.root_id, commit.cancel_spawned)
-        if commit.consumed:
-            taken = set(commit.consumed)
+        if extras.cancel_spawned is not None:
+            self._cancel_spawned(commit.root_id, extras.cancel_spawned)
+        if extras.consumed:
+            taken = set(extras.consumed)
             tree.inbox = [message for message in tree.inbox if message.id not in taken]
-        for change in commit.changes:
+        for change in extras.changes:
             row = self.runs.get(change.run_id)
             if row is not None and row.root_id == commit.root_id:
                 self.change(row, change, reopen=commit.reopen)
@@ -215,9 +205,9 @@ class Data:
         if begun.prune_inbox:
             tree.prune(self.unfinished)
 
-    def _new_runs(self, commit: Commit) -> None:
-        first = dict(commit.spawned)
-        for run in commit.runs:
+    def _new_runs(self, extras: Extras) -> None:
+        first = dict(extras.spawned)
+        for run in extras.runs:
             if run.id not in self.runs:
                 spawned = self._insert(run)
                 if run.id in first:

@@ -18,7 +18,7 @@ from relight.backends.postgres.rows import (
     run_row,
 )
 from relight.model.run import TERMINAL, Hold, News, Run, RunChange, Status
-from relight.ports.store import Commit
+from relight.ports.store import NO_EXTRAS, Commit, Extras
 
 _DUE = (Status.PENDING, Status.WAITING)
 
@@ -32,7 +32,7 @@ def simple(commits: Sequence[Commit], keys: Mapping[str, int]) -> tuple[list[Any
     crcs: list[int] = []
     for commit in commits:
         key = keys.get(commit.root_id)
-        if key is None or len(commit.entries) != 1 or not _bare(commit):
+        if key is None or len(commit.entries) != 1 or not commit.bare:
             return None
         event = commit.entries[0]
         sequence = commit.after + 1
@@ -44,23 +44,6 @@ def simple(commits: Sequence[Commit], keys: Mapping[str, int]) -> tuple[list[Any
     if len(set(roots)) < len(roots):
         return None
     return roots, epochs, sequences, events, crcs
-
-
-def _bare(commit: Commit) -> bool:
-    return not (
-        commit.changes
-        or commit.messages
-        or commit.runs
-        or commit.consumed
-        or commit.items
-        or commit.blobs
-        or commit.log
-        or commit.cut_items
-        or commit.cancel_spawned is not None
-        or commit.reopen
-        or commit.create is not None
-        or commit.next is not None
-    )
 
 
 def generations(commits: Mapping[int, Commit]) -> list[list[Any]] | None:
@@ -134,7 +117,7 @@ class Batch:
             column.append(value)
         if commit.next is None:  # else a checkpoint stands for them: see `generations`
             self._add_entries(root, commit)
-        if not _bare(commit):
+        if not commit.bare:
             self._extras(commit, root)
 
     def create(self, commit: Commit, run: Run) -> int:
@@ -165,29 +148,27 @@ class Batch:
             crcs.append(crc32(event, sequence))
 
     def _extras(self, commit: Commit, root: int) -> None:
-        """Everything but the entries; most commits have none of it."""
-        if commit.runs:
-            self._new_runs(commit, root)
-        if commit.changes:
+        """Everything but the entries."""
+        extras = commit.extras
+        if extras is NO_EXTRAS:
+            return
+        if extras.runs:
+            self._new_runs(extras, root)
+        if extras.changes:
             self._changed(commit, root)
-        if commit.blobs:
-            self._blobs += [(root, digest, data) for digest, data in commit.blobs.items()]
-        if commit.cut_items:
-            self._cuts += [(root, *cut) for cut in commit.cut_items]
-        for item in commit.items:
+        self._blobs += [(root, digest, data) for digest, data in extras.blobs.items()]
+        self._cuts += [(root, *cut) for cut in extras.cut_items]
+        for item in extras.items:
             self._items[item.run_id, item.key, item.index] = item_row(root, item)
-        if commit.log:
-            self._log += [line_row(root, line) for line in commit.log]
-        if commit.messages:
-            self._messages += [message_row(root, message) for message in commit.messages]
-        if commit.cancel_spawned is not None:
-            self._cancels.append((root, commit.root_id, msgspec.json.encode(commit.cancel_spawned), self._now))
-        if commit.consumed:
-            self._taken += [(root, message_id) for message_id in commit.consumed]
+        self._log += [line_row(root, line) for line in extras.log]
+        self._messages += [message_row(root, message) for message in extras.messages]
+        if extras.cancel_spawned is not None:
+            self._cancels.append((root, commit.root_id, msgspec.json.encode(extras.cancel_spawned), self._now))
+        self._taken += [(root, message_id) for message_id in extras.consumed]
 
-    def _new_runs(self, commit: Commit, root: int) -> None:
-        first = dict(commit.spawned)
-        for run in commit.runs:
+    def _new_runs(self, extras: Extras, root: int) -> None:
+        first = dict(extras.spawned)
+        for run in extras.runs:
             key = self._next_key()
             event = first.get(run.id) if run.is_root else None
             self._runs.append(run_row(root, key, run, 0 if event is None else 1))
@@ -197,7 +178,7 @@ class Batch:
 
     def _changed(self, commit: Commit, root: int) -> None:
         """The last change of a row counts; but no root leaves a terminal status."""
-        changes = {change.run_id: change for change in commit.changes}
+        changes = {change.run_id: change for change in commit.extras.changes}
         at_root = _root_change(commit)
         if at_root is not None:
             changes[commit.root_id] = at_root
@@ -223,7 +204,7 @@ def news_of(row: Run | RunChange) -> News:
 
 def _root_change(commit: Commit) -> RunChange | None:
     found = None
-    for change in commit.changes:
+    for change in commit.extras.changes:
         if change.run_id == commit.root_id and (found is None or found.status not in TERMINAL):
             found = change
     return found

@@ -154,7 +154,7 @@ class Committer:
 
     async def _provide_keys(self, fetch: Fetch, commits: Sequence[Commit]) -> None:
         """Enough for all new runs of the batch. Nothing may be awaited between this and taking them."""
-        needed = sum((commit.create is not None) + len(commit.runs) for commit in commits)
+        needed = sum((commit.create is not None) + len(commit.extras.runs) for commit in commits)
         while len(self._spare) < needed:
             ((first,),) = await fetch(self._sql["next_keys"])
             self._spare[:0] = range(first + KEYS_PER_BLOCK - 1, first - 1, -1)

@@ -23,7 +23,7 @@ from relight.backends.sqlite.connection import data_version, rollback
 from relight.backends.sqlite.rows import json_array
 from relight.backends.sqlite.writes import Writes
 from relight.model.run import TERMINAL, Hold, Status
-from relight.ports.store import Commit, CommitResult, Committed, Exists, Fenced
+from relight.ports.store import NO_EXTRAS, Commit, CommitResult, Committed, Exists, Extras, Fenced
 
 # Roots are forgotten when they end or are parked; this bounds what is left of runs that were dropped.
 MAX_KNOWN_ROOTS = 50_000
@@ -108,8 +108,8 @@ class _Batch:
         roots = self._roots
         wanted = {commit.root_id for commit in commits if commit.root_id not in roots}
         for commit in commits:
-            if commit.runs:
-                wanted.update(run.id for run in commit.runs if run.id not in roots)
+            if commit.extras.runs:
+                wanted.update(run.id for run in commit.extras.runs if run.id not in roots)
         if not wanted:
             return
         found = read.value(self._connection, "fence", (json_array(wanted),))
@@ -161,29 +161,31 @@ class _Batch:
         return Committed(root.last)
 
     def _extras(self, commit: Commit, root: Root) -> None:
-        """Everything but the entries; most commits have none of it."""
-        writes = self._writes
-        if commit.runs:
-            self._new_runs(commit)
-        if commit.changes:
+        """Everything but the entries."""
+        extras, writes = commit.extras, self._writes
+        if extras is NO_EXTRAS:
+            return
+        if extras.runs:
+            self._new_runs(extras)
+        if extras.changes:
             self._changes(commit, root)
-        if commit.blobs:
-            writes.blobs(commit.blobs)
-        if commit.cut_items:
-            writes.cut_items(commit.cut_items)
-        if commit.items:
-            writes.items(commit.items)
-        if commit.log:
-            writes.log(commit.log)
-        if commit.messages:
-            writes.messages(commit.messages)
-        if commit.cancel_spawned is not None:
-            writes.cancel_spawned(commit.root_id, commit.cancel_spawned)
-        if commit.consumed:
-            writes.consume(root.key, commit.consumed)
+        if extras.blobs:
+            writes.blobs(extras.blobs)
+        if extras.cut_items:
+            writes.cut_items(extras.cut_items)
+        if extras.items:
+            writes.items(extras.items)
+        if extras.log:
+            writes.log(extras.log)
+        if extras.messages:
+            writes.messages(extras.messages)
+        if extras.cancel_spawned is not None:
+            writes.cancel_spawned(commit.root_id, extras.cancel_spawned)
+        if extras.consumed:
+            writes.consume(root.key, extras.consumed)
 
     def _changes(self, commit: Commit, root: Root) -> None:
-        for change in commit.changes:
+        for change in commit.extras.changes:
             if change.run_id != commit.root_id:
                 self._writes.change(change, commit.root_id)
             elif not root.ended or (commit.reopen and root.resumable):
@@ -195,9 +197,9 @@ class _Batch:
                 if change.owner is None:
                     self.left.append(commit.root_id)
 
-    def _new_runs(self, commit: Commit) -> None:
-        first = dict(commit.spawned)
-        for run in commit.runs:
+    def _new_runs(self, extras: Extras) -> None:
+        first = dict(extras.spawned)
+        for run in extras.runs:
             if run.id in self._roots or run.id in self._children:
                 continue
             key = self._writes.run(run)

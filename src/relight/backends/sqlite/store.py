@@ -140,8 +140,8 @@ class SqliteStore:
     async def commit(self, commits: Sequence[Commit]) -> list[CommitResult]:
         now = self._clock.now()
         for commit in commits:
-            if commit.create is not None or commit.runs or commit.messages:
-                check_rows(commit.create, commit.runs, commit.messages)
+            if commit.create is not None or commit.extras.runs or commit.extras.messages:
+                check_rows(commit.create, commit.extras.runs, commit.extras.messages)
 
         def job(db: apsw.Connection) -> list[CommitResult]:
             results = self._committer.commit(db, commits, now)

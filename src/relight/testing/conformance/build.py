@@ -11,7 +11,7 @@ import pytest
 from relight.clock import Timer
 from relight.model.journal import Journal
 from relight.model.run import Run, RunChange, Status
-from relight.ports.store import Commit, CommitResult, Committed, Store
+from relight.ports.store import NO_EXTRAS, Commit, CommitResult, Committed, Extras, Store
 
 START = 1_700_000_000.0
 
@@ -71,12 +71,18 @@ def spawned_by(parent: Run, run_id: str, **fields: Any) -> Run:
 
 def creation(run: Run, *entries: bytes, **parts: Any) -> Commit:
     """The commit that creates a root."""
-    return Commit(root_id=run.id, epoch=run.epoch, create=run, entries=list(entries or (b"created",)), **parts)
+    return _commit(run, {"create": run, "entries": list(entries or (b"created",)), **parts})
 
 
 def appending(run: Run, after: int, *entries: bytes, **parts: Any) -> Commit:
     """A commit of the run's owner."""
-    return Commit(root_id=run.id, epoch=run.epoch, after=after, entries=list(entries), **parts)
+    return _commit(run, {"after": after, "entries": list(entries), **parts})
+
+
+def _commit(run: Run, parts: dict[str, Any]) -> Commit:
+    """Of its own parts, and of those that are extras."""
+    extras = {name: parts.pop(name) for name in Extras.__struct_fields__ if name in parts}
+    return Commit(root_id=run.id, epoch=run.epoch, extras=Extras(**extras) if extras else NO_EXTRAS, **parts)
 
 
 def changing(run: Run, status: Status, **fields: Any) -> RunChange:

@@ -15,7 +15,7 @@ from relight.model.run import (
     RunChange,
     Status,
 )
-from relight.ports.store import Commit, Committed, Exists, Fenced, Store
+from relight.ports.store import Commit, Committed, Exists, Extras, Fenced, Store
 from relight.testing.conformance.build import (
     START,
     FixedClock,
@@ -134,12 +134,14 @@ class CommitSuite(Suite):
             epoch=epoch,
             after=1,
             entries=[b"late"],
-            runs=[child_of(run, "sub")],
-            changes=[changing(run, Status.FAILED)],
-            blobs={"digest": b"data"},
-            items=[ItemResult(run_id="run", key="each", index=0, digest="d")],
-            cut_items=[("run", "kept", 0)],
-            log=[LogLine(run_id="run", at=START, text="late")],
+            extras=Extras(
+                runs=[child_of(run, "sub")],
+                changes=[changing(run, Status.FAILED)],
+                blobs={"digest": b"data"},
+                items=[ItemResult(run_id="run", key="each", index=0, digest="d")],
+                cut_items=[("run", "kept", 0)],
+                log=[LogLine(run_id="run", at=START, text="late")],
+            ),
         )
         assert await commit_one(store, refused) == Fenced(1, "me")
         assert await store.get_run("run") == run

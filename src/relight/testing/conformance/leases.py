@@ -26,7 +26,7 @@ import pytest
 from relight.model.lease import Acquired, Lease, NotOwner, OwnedBy, Released
 from relight.model.run import Message, MessageKind, RunChange, Status
 from relight.ports.leases import LeaseManager
-from relight.ports.store import Commit, Committed, Store
+from relight.ports.store import Commit, Committed, Extras, Store
 from relight.testing.conformance.build import START, run_of
 from relight.testing.conformance.lease_build import (
     ROUNDING_SECONDS,
@@ -189,7 +189,9 @@ class LeaseSuite(SessionSuite):
         run_id, joined = await make_runs(2)
         (epoch,) = (await store.claim({run_id: 1}, "a#1")).values()
         waiting = RunChange(run_id=run_id, status=Status.WAITING, owner="a#1", wake_at=START + 3600)
-        (done,) = await store.commit([Commit(root_id=run_id, epoch=epoch, after=1, entries=[b"w"], changes=[waiting])])
+        (done,) = await store.commit(
+            [Commit(root_id=run_id, epoch=epoch, after=1, entries=[b"w"], extras=Extras(changes=[waiting]))]
+        )
         assert done == Committed(2)
         if kind is not None:
             await store.post([Message(run_id=run_id, kind=kind, name=joined, at=START + 5)])
