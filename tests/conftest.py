@@ -15,12 +15,16 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+import hypothesis
 import pytest
 
 from relight.testing.servers.etcd import EtcdServer, etcd_or_skip
 from relight.testing.servers.etcd_cluster import EtcdCluster
 from relight.testing.servers.postgres import PostgresServer, ServerMissingError
 from tests import shown_passwords
+
+# The same examples every time, and none too slow for a busy machine. Others are tried by hand: --hypothesis-profile=default.
+hypothesis.settings.load_profile("ci")
 
 # Servers are started and asked by child processes. In those, gRPC's fork handlers would wake pollers whose files are closed,
 # and now and then the child died of it before it became psql.

@@ -290,8 +290,9 @@ async def test_frozen_for_longer_than_the_ttl(etcd, opened):
 async def test_an_etcd_that_lost_its_data_is_taken_as_it_is(own_etcd, opened, tmp_path):
     etcd = own_etcd()
     leases = await opened(endpoints=[etcd.endpoint])
-    for number in range(300):  # revisions that the empty one does not have, nor gets by the deaths below
-        await leases.acquire_lease([f"r{number}"])
+    async with beating(leases):
+        for number in range(300):  # revisions that the empty one does not have, nor gets by the deaths below
+            await leases.acquire_lease([f"r{number}"])
     watch = leases.watch_orphans()
     etcd.kill()
     shutil.rmtree(tmp_path / "etcd" / "data")

@@ -16,8 +16,8 @@ from tests.crash import shapes
 
 
 async def no_waiting_for_commits(rl: Relight, life: Life) -> Any:
-    """A step's result reaches the flow before it is durable."""
-    add = Writer.add
+    """A step's result reaches the flow before it is durable. The store is slow, so that this shows on any machine."""
+    add, commit = Writer.add, rl.services.store.commit
 
     def impatient(self: Writer, event: Any, ends: Any = None) -> None:
         add(self, event)
@@ -25,7 +25,13 @@ async def no_waiting_for_commits(rl: Relight, life: Life) -> Any:
             self.run.told.append(ends)
             asyncio.get_running_loop().call_soon(self.run.advance)
 
+    async def slow(commits: Any) -> Any:
+        for _ in range(100):
+            await asyncio.sleep(0)
+        return await commit(commits)
+
     Writer.add = impatient  # type: ignore[method-assign]
+    rl.services.store.commit = slow  # type: ignore[method-assign]
     return await life.end(await life.start(rl, shapes.ten_steps))
 
 

@@ -180,6 +180,57 @@ async def test_another_takes_over_what_was_let_go(engines: Engines):
     assert tokens[0] == "RUN_RELEASED"
 
 
+async def test_what_is_taken_up_while_the_lease_is_lost_is_let_go(engines: Engines, monkeypatch: pytest.MonkeyPatch):
+    """It came into memory after everything there had been let go of: driven on, nobody else could ever have it."""
+    work, gate, reading = Work(), asyncio.Event(), asyncio.Event()
+    a = await engines.start("a")
+    await a.start(work.flow, id="r")
+    await until(lambda: work.begun == 1)
+    b = await engines.start("b")
+    assert b._recovery is not None
+    await b._recovery.settled.wait()
+    read = engines.store.read
+
+    async def held_back(*args: Any) -> Any:
+        reading.set()
+        await gate.wait()
+        return await read(*args)
+
+    monkeypatch.setattr(engines.store, "read", held_back)
+    engines.leases["a"].cut = True
+    await reading.wait()  # b has claimed what a let go of
+    engines.leases["b"].cut = True
+    await until(lambda: not b.services.keeper.held)
+    gate.set()
+    await until(owner_is(a, "r", None))
+    assert (await a.row("r")).status is Status.PENDING
+    assert work.begun == 1
+
+
+async def test_what_was_being_started_while_the_lease_was_lost_is_let_go(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+):
+    work, gate, creating = Work(), asyncio.Event(), asyncio.Event()
+    a = await engines.start("a")
+    commit = engines.store.commit
+
+    async def held_back(commits: Sequence[Commit]) -> list[CommitResult]:
+        if any(one.create is not None for one in commits):
+            creating.set()
+            await gate.wait()
+        return await commit(commits)
+
+    monkeypatch.setattr(engines.store, "commit", held_back)
+    started = asyncio.create_task(a.start(work.flow, id="r"))
+    await creating.wait()
+    engines.leases["a"].cut = True
+    await until(lambda: not a.services.keeper.held)
+    gate.set()
+    await started
+    await until(owner_is(a, "r", None))
+    assert work.begun == 0
+
+
 async def test_a_dead_engine_s_runs_are_taken_over_when_its_lease_lapses(engines: Engines):
     work = Work()
     a = await engines.start("a")

@@ -116,6 +116,10 @@ class Orchestrator:
         # For ourselves, if the lease was regained before the store had taken this: nobody tells us what we wrote.
         self.waker.look()
 
+    def _release(self, run: LiveRun, why: str) -> None:
+        """Let go of a run whose code has not been called."""
+        self.services.background.start(self._let_go(run, 0.0, why), "release", run.broke)
+
     # ---- the lease
 
     def let_go_of_all(self) -> None:
@@ -209,6 +213,10 @@ class Orchestrator:
         self.services.keeper.attach(run.id)
         if self.memory.stopping:
             return  # claimed or created a moment too late: its code is not called any more, and `stop` lets go of it
+        if not self.services.keeper.held:  # also too late: everything that was in memory has been let go of
+            self.delivery.forget(run.id)  # it is in the store, for whoever takes the run up
+            self._release(run, "its orchestrator has lost its lease")
+            return
         if run.status is not RUNNING and run.status in (Status.PAUSED, Status.PENDING):
             run.set_running()
         told, newest = self.delivery.opened_for(run, messages)
@@ -244,8 +252,7 @@ class Orchestrator:
         flow = self.services.registry.find(run.row.flow)
         if flow is None or not self.services.keeper.held or self.memory.stopping:
             # Whoever lets go of everything has come in the moment in which it was committed.
-            why = "its orchestrator stops, or has lost its lease"
-            self.services.background.start(self._let_go(begun, 0.0, why), "release", begun.broke)
+            self._release(begun, "its orchestrator stops, or has lost its lease")
         elif self.room <= 0 and self.waker.wants_room:
             self.services.background.start(self._make_room(begun), "release", begun.broke)
         else:
