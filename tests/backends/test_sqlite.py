@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from zlib import crc32
 
@@ -187,7 +188,7 @@ def schema_of(path: Path) -> list[tuple[object, ...]]:
         db.close()
 
 
-def upgrade(path: Path, scripts: list[str]) -> None:
+def upgrade(path: Path, scripts: Sequence[str]) -> None:
     db = connect(path, create=True)
     try:
         prepare(db, path, scripts)

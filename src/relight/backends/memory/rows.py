@@ -7,7 +7,7 @@ from zlib import crc32
 
 import msgspec
 
-from relight.errors import CorruptionError
+from relight.backends.rows import damaged
 from relight.model.journal import Checkpoint, Entry, Journal
 from relight.model.run import Message, MessageKind
 from relight.ports.store import KEPT_DEDUPS, Commit
@@ -25,11 +25,7 @@ class StoredRow(msgspec.Struct):
 
     def checked(self, what: str, root_id: str, sequence: int) -> bytes:
         if crc32(self.data) != self.crc:
-            raise CorruptionError(
-                f"{what} {sequence} of run {root_id!r} does not match its checksum",
-                root_id=root_id,
-                sequence=sequence,
-            )
+            raise damaged(what, root_id, sequence)
         return self.data
 
 

@@ -8,15 +8,8 @@ from zlib import crc32
 
 import msgspec
 
-from relight.backends.postgres.rows import (
-    change_row,
-    checksum,
-    ended,
-    item_row,
-    line_row,
-    message_row,
-    run_row,
-)
+from relight.backends.postgres.rows import change_row, ended, item_row, line_row, message_row, run_row
+from relight.backends.rows import checksum
 from relight.model.run import TERMINAL, Hold, News, Run, RunChange, Status
 from relight.ports.store import NO_EXTRAS, Commit, Extras
 

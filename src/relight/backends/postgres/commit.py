@@ -20,7 +20,7 @@ import msgspec
 
 from relight.backends.postgres.batch import Batch, generations, simple
 from relight.backends.postgres.pool import Fetch, Pool
-from relight.backends.postgres.rows import run_from
+from relight.backends.rows import run_from
 from relight.clock import Clock
 from relight.errors import StoreUnavailableError
 from relight.ports.store import KEPT_DEDUPS, Commit, CommitResult, Committed, Exists, Fenced

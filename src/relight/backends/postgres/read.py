@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import asyncpg
 
 from relight.backends.postgres.pool import Pool
-from relight.backends.postgres.rows import Row, checked_checkpoint, checked_entries, run_from
+from relight.backends.rows import Row, checked_checkpoint, checked_entries, run_from
 from relight.errors import CorruptionError
 from relight.model.journal import Journal
 from relight.model.run import Page, RunFilter, Status, cursor_from, parse_cursor
@@ -63,7 +63,7 @@ def _journal(root_id: str, row: Row | None) -> Journal | CorruptionError:
         return Journal(root_id, None, [])
     _, sequence, state, crc, sequences, events, crcs = row
     try:
-        checkpoint = checked_checkpoint(root_id, sequence, state, crc)
+        checkpoint = checked_checkpoint(root_id, (sequence, state, crc))
         tail = zip(sequences, events, crcs, strict=True) if sequences else ()
         return Journal(root_id, checkpoint, checked_entries(root_id, tail))
     except CorruptionError as error:

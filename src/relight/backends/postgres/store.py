@@ -26,19 +26,9 @@ from relight.backends.postgres.connection import parse
 from relight.backends.postgres.listen import Listener, Ticker
 from relight.backends.postgres.pool import Pool
 from relight.backends.postgres.queries import migrations, queries
-from relight.backends.postgres.rows import (
-    change_row,
-    checked_entries,
-    checksum,
-    ended,
-    item_from,
-    line_from,
-    line_row,
-    message_from,
-    message_row,
-    run_from,
-)
+from relight.backends.postgres.rows import change_row, ended, line_from, line_row, message_row
 from relight.backends.postgres.schema import check_name, prepare, version_of
+from relight.backends.rows import checked_entries, checksum, item_from, message_from, run_from
 from relight.clock import SYSTEM_ENTROPY, Clock
 from relight.errors import StoreUnavailableError
 from relight.model.journal import Journal

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.resources import files
 from pathlib import Path
 
 import apsw
 
+from relight.backends.sql_files import numbered_scripts
 from relight.errors import StoreError, StoreFormatError, StoreUnavailableError
 from relight.model.formats import compatible_since
 
@@ -37,18 +36,11 @@ WAL_LIMIT_BYTES = 64_000_000
 SMALLEST_DATABASE_BYTES = 512
 
 _FLAGS = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOMUTEX
-_MIGRATION = re.compile(r"^(\d{4})_\w+\.sql$")
 
 
-def migrations() -> list[str]:
-    """The scripts in order; the schema's version is how many have been applied."""
-    scripts = {
-        int(found.group(1)): item.read_text(encoding="utf-8")
-        for item in files(__package__).joinpath("migrations").iterdir()
-        if (found := _MIGRATION.match(item.name))
-    }
-    assert sorted(scripts) == list(range(1, len(scripts) + 1)), "migrations are numbered from 1 without gaps"
-    return [scripts[number] for number in sorted(scripts)]
+def migrations() -> tuple[str, ...]:
+    """The scripts in order."""
+    return numbered_scripts(__package__)
 
 
 def connect(
@@ -89,7 +81,7 @@ def create_private(path: Path) -> None:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
 
-def prepare(connection: apsw.Connection, path: Path, scripts: list[str], *, migrate: bool = True) -> None:
+def prepare(connection: apsw.Connection, path: Path, scripts: Sequence[str], *, migrate: bool = True) -> None:
     """Make the file ours and bring it up to date (only if it may be migrated); refuse what is not ours, newer than us or
     not writable."""
     with snapshot(connection):
@@ -130,7 +122,7 @@ def _has_versions(connection: apsw.Connection) -> bool:
     return bool(found)
 
 
-def _say_compatible(connection: apsw.Connection, scripts: list[str], before: int) -> None:
+def _say_compatible(connection: apsw.Connection, scripts: Sequence[str], before: int) -> None:
     """With what each migration that was applied can be shared: see model/formats.py."""
     if not _has_versions(connection):
         return  # in a test, with some of the migrations

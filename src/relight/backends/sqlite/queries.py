@@ -1,29 +1,19 @@
-"""Loads the named SQL of this package: `-- name: x`, then comments that describe it, then one statement."""
+"""The statements of this package by name, and those with many rows of values."""
 
 from __future__ import annotations
 
 import re
 from functools import cache
-from importlib.resources import files
+
+from relight.backends.sql_files import named_statements
 
 # apsw does not cache a longer statement, and preparing it for each batch would cost more than the rows it writes.
 MAX_STATEMENT_CHARS = 16_000
 
-_NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 _ROW = re.compile(r"(?<=VALUES )\([?, ]+\)")
 
 
-def _load() -> dict[str, str]:
-    text = files(__package__).joinpath("queries.sql").read_text(encoding="utf-8")
-    parts = _NAME.split(text)[1:]
-    statements = {}
-    for name, body in zip(parts[::2], parts[1::2], strict=True):
-        lines = (line.split(" --")[0].strip() for line in body.splitlines() if not line.startswith("--"))
-        statements[name] = " ".join(line for line in lines if line).rstrip(";")
-    return statements
-
-
-SQL = _load()
+SQL = named_statements(__package__)
 
 
 @cache

@@ -9,18 +9,10 @@ from typing import Any, NamedTuple
 import apsw
 import msgspec
 
+from relight.backends.rows import Row, checked_checkpoint, checked_entries, item_from, message_from, run_from
 from relight.backends.sqlite.connection import snapshot
 from relight.backends.sqlite.queries import SQL
-from relight.backends.sqlite.rows import (
-    Row,
-    checked_checkpoint,
-    checked_entries,
-    item_from,
-    json_array,
-    log_from,
-    message_from,
-    run_from,
-)
+from relight.backends.sqlite.rows import json_array, log_from
 from relight.errors import CorruptionError
 from relight.model.journal import Entry, Journal
 from relight.model.run import ItemResult, LogLine, Message, Page, Run, RunFilter, Status, cursor_from, parse_cursor

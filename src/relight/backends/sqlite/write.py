@@ -8,10 +8,11 @@ from hashlib import sha256
 import apsw
 import msgspec
 
+from relight.backends.rows import Row, checksum, message_columns, run_from
 from relight.backends.sqlite import read
 from relight.backends.sqlite.connection import transaction
 from relight.backends.sqlite.queries import SQL
-from relight.backends.sqlite.rows import Row, checksum, json_array, log_row, message_row, run_from
+from relight.backends.sqlite.rows import json_array, log_row
 from relight.backends.sqlite.writes import Writes
 from relight.model.lease import Process
 from relight.model.run import TERMINAL, LogLine, Message, Run, RunChange
@@ -99,7 +100,7 @@ def post(db: apsw.Connection, messages: Sequence[Message]) -> list[int | None]:
 
 
 def _post(db: apsw.Connection, message: Message) -> int | None:
-    message_id: int | None = read.value(db, "post_message", message_row(message))
+    message_id: int | None = read.value(db, "post_message", message_columns(message))
     if message_id is None and message.dedup is not None:
         message_id = read.value(db, "told_before", (message.run_id, message.dedup))
     return message_id

@@ -9,9 +9,10 @@ from zlib import crc32
 import apsw
 import msgspec
 
+from relight.backends.rows import checksum, item_columns, message_columns, run_columns
 from relight.backends.sqlite import read
 from relight.backends.sqlite.queries import SQL, many, most
-from relight.backends.sqlite.rows import change_row, checksum, item_row, json_array, log_row, message_row, run_row
+from relight.backends.sqlite.rows import change_row, json_array, log_row
 from relight.model.run import ItemResult, LogLine, Message, Run, RunChange
 from relight.ports.store import KEPT_DEDUPS, NextGeneration
 
@@ -51,7 +52,7 @@ class Writes:
             self._next_key = read.value(self._connection, "next_key")
         key = self._next_key
         self._next_key = key + 1
-        self._runs += run_row(key, run)
+        self._runs += (key, *run_columns(run))
         return key
 
     def entries(self, key: int, after: int, events: Sequence[bytes]) -> int:
@@ -78,7 +79,7 @@ class Writes:
 
     def items(self, items: Sequence[ItemResult]) -> None:
         for item in items:
-            self._items += item_row(item)
+            self._items += item_columns(item)
 
     def cut_items(self, cuts: Sequence[tuple[str, str, int]]) -> None:
         """At once, behind the items of earlier commits and before those of this one. Rare: a foreach was cut short."""
@@ -91,7 +92,7 @@ class Writes:
 
     def messages(self, messages: Sequence[Message]) -> None:
         for message in messages:
-            self._messages += message_row(message)
+            self._messages += message_columns(message)
 
     def cancel_spawned(self, root_id: str, reason: str) -> None:
         self._cancels.append({"root_id": root_id, "payload": msgspec.json.encode(reason), "at": self._now})
