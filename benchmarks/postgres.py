@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.measure import Bench, NotMeasuredError, Section, median, number, ratios, say
 from benchmarks.servers import drop, fresh_database, postgres
-from relight.testing.servers.postgres import PostgresServer, find_binaries
+from tests.servers.postgres import PostgresServer, find_binaries
 
 STEPS = 10
 WARM_UP = 2

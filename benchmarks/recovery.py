@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 from benchmarks.measure import Bench, NotMeasuredError, Section, median, number, say
 from benchmarks.nodes import Node, die_with_parent, node, tell
 from benchmarks.servers import drop, fresh_database, postgres
-from relight.testing.servers.postgres import PostgresServer
+from tests.servers.postgres import PostgresServer
 
 STEPS = 10
 HALF = 5
@@ -247,7 +247,7 @@ async def _lapse(server: PostgresServer, url: str, address: str, owner: Node, se
 async def _etcd(place: Path) -> AsyncIterator[str]:
     """A private etcd's address."""
     try:
-        from relight.testing.servers.etcd import EtcdServer, find_etcd
+        from tests.servers.etcd import EtcdServer, find_etcd
     except ImportError as error:
         raise NotMeasuredError(f"{error}") from None
     program = find_etcd()

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from benchmarks.measure import NotMeasuredError, say
-from relight.testing.servers.postgres import PostgresServer, ServerMissingError
+from tests.servers.postgres import PostgresServer, ServerMissingError
 
 # The same for everybody. The first three are PostgreSQL's defaults; the tests' servers turn them off.
 SYNCED = {

@@ -18,10 +18,10 @@ from zlib import crc32
 import hypothesis
 import pytest
 
-from relight.testing.servers.etcd import EtcdServer, etcd_or_skip
-from relight.testing.servers.etcd_cluster import EtcdCluster
-from relight.testing.servers.postgres import PostgresServer, ServerMissingError
 from tests import shown_passwords
+from tests.servers.etcd import EtcdServer, etcd_or_skip
+from tests.servers.etcd_cluster import EtcdCluster
+from tests.servers.postgres import PostgresServer, ServerMissingError
 
 # The same examples every time, and none too slow for a busy machine. Others are tried by hand: --hypothesis-profile=default.
 hypothesis.settings.load_profile("ci")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from relight.errors import RelightError
-from relight.testing.servers.postgres import PASSWORD
+from tests.servers.postgres import PASSWORD
 
 LOG_FILES = ("*.log", "log", "*/*.log", "*/log")
 

@@ -10,7 +10,7 @@ import pytest
 
 from relight.backends.postgres import PostgresStore
 from relight.clock import Clock
-from relight.testing.servers.postgres import PostgresServer
+from tests.servers.postgres import PostgresServer
 
 _names = count(1)
 

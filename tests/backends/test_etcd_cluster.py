@@ -12,9 +12,9 @@ import pytest
 from relight.backends.etcd import EtcdLeases, parse_etcd_url
 from relight.errors import LeasesUnavailableError
 from relight.model.lease import Acquired, Orphaned, Process
-from relight.testing.servers.etcd import EtcdServer
-from relight.testing.servers.etcd_cluster import EtcdCluster
 from tests.backends.test_etcd_leases import SLACK_SECONDS, EtcdLeaseSuite, beating, beats, orphans_of, until
+from tests.servers.etcd import EtcdServer
+from tests.servers.etcd_cluster import EtcdCluster
 
 TTL = 4.0  # an election takes a second here, and every heartbeat in between fails
 LAPSE_SECONDS = 2 * TTL + 52  # only ever used up by a failure

@@ -26,8 +26,8 @@ from relight.clock import SystemClock
 from relight.errors import ConfigError, LeasesUnavailableError
 from relight.model.lease import Acquired, NotOwner, Orphaned, OwnedBy, Process, Released
 from relight.testing import conformance
-from relight.testing.servers.etcd import EtcdServer, etcd_or_skip
-from relight.testing.servers.proxy import TcpProxy
+from tests.servers.etcd import EtcdServer, etcd_or_skip
+from tests.servers.proxy import TcpProxy
 
 TTL = 4.0  # a call may take three tenths of it: no machine is so busy
 CALL_SECONDS = TTL / 3  # no call takes longer, whatever happens to etcd
@@ -753,6 +753,6 @@ def test_a_url_that_is_refused_does_not_show_its_password(url):
 @pytest.mark.parametrize(("ci", "outcome"), [("true", pytest.fail.Exception), ("", pytest.skip.Exception)])
 def test_without_an_etcd_a_test_is_skipped_but_fails_where_nobody_would_notice(monkeypatch, ci, outcome):
     monkeypatch.setenv("CI", ci)
-    monkeypatch.setattr("relight.testing.servers.etcd.find_etcd", lambda: None)
+    monkeypatch.setattr("tests.servers.etcd.find_etcd", lambda: None)
     with pytest.raises(outcome, match="no etcd"):
         etcd_or_skip()

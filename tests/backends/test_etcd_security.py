@@ -17,9 +17,9 @@ import pytest
 from relight.backends.etcd import EtcdLeases, parse_etcd_url
 from relight.errors import LeasesUnavailableError
 from relight.model.lease import Acquired, Orphaned, Process
-from relight.testing.servers.etcd import EtcdServer, etcd_or_skip
 from tests.backends.test_etcd_leases import ask, orphans_of
 from tests.cli.shop import relight
+from tests.servers.etcd import EtcdServer, etcd_or_skip
 
 pytestmark = pytest.mark.xdist_group("etcd-security")  # all share certificates and a server
 

@@ -14,10 +14,10 @@ from relight.model.run import Message, MessageKind, News, Status
 from relight.ports.store import Committed, Fenced
 from relight.testing.conformance.build import FixedClock, appending, commit_one, created, creation, entries_of, new_run
 from relight.testing.conformance.lease_build import DEADLINE_SECONDS, pause
-from relight.testing.servers.postgres import PostgresServer
-from relight.testing.servers.proxy import TcpProxy
-from relight.testing.servers.replica import Pair, set_option
 from tests.backends.test_postgres_faults import until, until_it_works, waiters
+from tests.servers.postgres import PostgresServer
+from tests.servers.proxy import TcpProxy
+from tests.servers.replica import Pair, set_option
 
 
 @pytest.fixture

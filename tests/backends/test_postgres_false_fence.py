@@ -8,7 +8,7 @@ from relight.backends.postgres import PostgresStore
 from relight.clock import SYSTEM_CLOCK
 from relight.model.run import Run, Status
 from relight.ports.store import Commit, Committed, Extras
-from relight.testing.servers.postgres import PostgresServer
+from tests.servers.postgres import PostgresServer
 
 
 def _run(run_id: str, root_id: str) -> Run:

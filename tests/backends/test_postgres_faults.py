@@ -24,7 +24,7 @@ from relight.testing.conformance.build import (
     run_of,
 )
 from relight.testing.conformance.lease_build import DEADLINE_SECONDS, pause
-from relight.testing.servers.proxy import TcpProxy
+from tests.servers.proxy import TcpProxy
 
 
 async def until(condition):

@@ -18,8 +18,8 @@ from relight.ports.store import Committed
 from relight.testing import conformance
 from relight.testing.conformance.build import START, FixedClock, appending, but, created, ended, ids, new_run, run_of
 from relight.testing.conformance.lease_build import DEADLINE_SECONDS, SOME_PROCESS, pause
-from relight.testing.servers.proxy import TcpProxy
 from tests.backends.conftest import open_emptied
+from tests.servers.proxy import TcpProxy
 
 PATIENT_TTL = 9.0
 

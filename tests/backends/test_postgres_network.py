@@ -12,8 +12,8 @@ from relight.model.run import News, Status
 from relight.ports.store import Committed
 from relight.testing.conformance.build import appending, changing, created, creation, entries_of, new_run
 from relight.testing.conformance.lease_build import DEADLINE_SECONDS
-from relight.testing.servers.proxy import TcpProxy
 from tests.backends.test_postgres_faults import locked, until, until_it_works, waiters
+from tests.servers.proxy import TcpProxy
 
 # ---- tasks that are cancelled, networks that are cut
 

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from relight.testing.servers.proxy import TcpProxy
+from tests.servers.proxy import TcpProxy
 
 SECONDS = 60.0  # only ever used up by a failure
 SILENCE = 0.2  # long for a loopback, and the only way to see that nothing comes

@@ -12,12 +12,12 @@ import msgspec
 from relight import Handle, Relight
 from relight.model.journal import AnyEvent, decode_event
 from relight.model.run import Run
-from relight.testing.cluster import Cluster
-from relight.testing.deeds import Note, audit_deeds, read_book, stale_writes
-from relight.testing.killing import complaints
-from relight.testing.servers.etcd import EtcdServer
-from relight.testing.servers.postgres import PostgresServer
 from tests.cluster import flows
+from tests.harness.cluster import Cluster
+from tests.harness.deeds import Note, audit_deeds, read_book, stale_writes
+from tests.harness.killing import complaints
+from tests.servers.etcd import EtcdServer
+from tests.servers.postgres import PostgresServer
 
 MODULE = "tests.cluster.node"
 ROOT = Path(__file__).parents[2]

@@ -1,4 +1,4 @@
-"""The flows of the cluster tests. Every step writes down what it does and every flow what it got: see testing/killing.py.
+"""The flows of the cluster tests. Every step writes down what it does and every flow what it got: see tests/harness/killing.py.
 
 A run's result follows from its arguments alone, so that a wrong one is seen. Names are the cluster's own: other tests of the same
 process have flows called `steps`, too.
@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from relight import Retry, current_step, flow, foreach, sleep, spawn, step, wait_for
-from relight.testing.deeds import Receipt, deed, got
+from tests.harness.deeds import Receipt, deed, got
 
 GATES = Path()  # `held` waits for a file here; set by the node
 

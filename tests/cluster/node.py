@@ -1,4 +1,4 @@
-"""An orchestrator of the cluster tests: `python -m tests.cluster.node SETTINGS` (see relight.testing.cluster.Node)."""
+"""An orchestrator of the cluster tests: `python -m tests.cluster.node SETTINGS` (see tests.harness.cluster.Node)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 from relight import Relight
 from relight.clock import SYSTEM_CLOCK, Timer
-from relight.testing.cluster import Node, ready, told
-from relight.testing.deeds import open_book
 from tests.cluster import flows
+from tests.harness.cluster import Node, ready, told
+from tests.harness.deeds import open_book
 
 STUCK_SECONDS = 15.0  # nobody closes for so long: shutdown_grace is shorter here
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from relight.testing.cluster import until
-from relight.testing.servers.proxy import TcpProxy
 from tests.cluster.arena import Arena, flows
+from tests.harness.cluster import until
+from tests.servers.proxy import TcpProxy
 
 TTL = 30.0  # as in production: nothing may wait for a part of it
 GRACE = 1.0

@@ -14,13 +14,13 @@ import pytest
 from relight.errors import StoreUnavailableError
 from relight.model.run import Status
 from relight.telemetry import Token
-from relight.testing.cluster import pause, until
-from relight.testing.servers.etcd import EtcdServer
-from relight.testing.servers.etcd_cluster import EtcdCluster
-from relight.testing.servers.postgres import PostgresServer
 from tests.cluster.arena import Arena, flows, rows
 from tests.cluster.test_fencing import held_by, token
 from tests.conftest import MEMORY
+from tests.harness.cluster import pause, until
+from tests.servers.etcd import EtcdServer
+from tests.servers.etcd_cluster import EtcdCluster
+from tests.servers.postgres import PostgresServer
 
 TTL = 8.0  # an election of a second fits into it, wherever it falls between two heartbeats
 SHORT_TTL = 2.0  # of those who shall lapse

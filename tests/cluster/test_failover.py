@@ -17,15 +17,15 @@ from relight import Handle, Relight
 from relight.errors import RunNotFoundError, StoreUnavailableError
 from relight.orchestrator.waking import CHECK_SECONDS
 from relight.telemetry import Token
-from relight.testing.cluster import pause, until
-from relight.testing.deeds import audit_deeds, read_book, stale_writes
-from relight.testing.killing import complaints
-from relight.testing.servers.postgres import PostgresServer
-from relight.testing.servers.proxy import TcpProxy
-from relight.testing.servers.replica import Pair, set_option
 from tests.cluster.arena import Arena, flows
 from tests.cluster.test_scenarios import results
 from tests.conftest import MEMORY
+from tests.harness.cluster import pause, until
+from tests.harness.deeds import audit_deeds, read_book, stale_writes
+from tests.harness.killing import complaints
+from tests.servers.postgres import PostgresServer
+from tests.servers.proxy import TcpProxy
+from tests.servers.replica import Pair, set_option
 
 STEPS = 30
 

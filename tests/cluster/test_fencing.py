@@ -12,9 +12,9 @@ from relight import Handle, Relight
 from relight.model.journal import RunRecovered
 from relight.model.run import Status
 from relight.telemetry import Token
-from relight.testing.cluster import Cluster, pause, until
-from relight.testing.servers.proxy import TcpProxy
 from tests.cluster.arena import Arena, flows, journal
+from tests.harness.cluster import Cluster, pause, until
+from tests.servers.proxy import TcpProxy
 
 TTL = 3.0  # whoever shall keep its lease sends a heartbeat every second: no machine is so busy
 SKEW = 3600.0

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from relight import Relight
-from relight.testing.deeds import Note, audit_deeds
-from relight.testing.killing import Report, torment
 from tests.cluster.arena import Arena, flows
+from tests.harness.deeds import Note, audit_deeds
+from tests.harness.killing import Report, torment
 from tests.seeds import known_seeds
 
 TTL = 1.0

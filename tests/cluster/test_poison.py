@@ -6,8 +6,8 @@ import pytest
 
 from relight import Relight
 from relight.model.run import Hold, Run, Status
-from relight.testing.cluster import Cluster, until
 from tests.cluster.arena import Arena, flows
+from tests.harness.cluster import Cluster, until
 
 COMPANIONS = 5
 MAX_DEATHS = 40  # of all processes together

@@ -12,8 +12,8 @@ import pytest
 from relight import Handle, Relight
 from relight.errors import StoreUnavailableError
 from relight.model.run import Status
-from relight.testing.cluster import DEADLINE_SECONDS, pause, until
 from tests.cluster.arena import Arena, flows, rows
+from tests.harness.cluster import DEADLINE_SECONDS, pause, until
 
 TTL = 2.0
 LONG_TTL = 3600.0  # nobody waits for this one to lapse: whatever is taken over was released, or its process is known to be dead

@@ -23,10 +23,10 @@ from relight.model.lease import Orphaned
 from relight.model.run import Hold, Message, MessageKind, Run, RunChange, RunFilter, Status
 from relight.orchestrator import waking
 from relight.ports.store import Commit, Committed, Extras, Store
-from relight.testing.cluster import until
 from relight.testing.crashpoints import patiently
 from relight.testing.ledger import effect, ledger, note
 from relight.testing.life import Life
+from tests.harness.cluster import until
 
 PREPARING, RECOVERING, WITNESS = 1, 2, 0
 POLL_SECONDS = 0.005

@@ -20,9 +20,9 @@ from relight.ports.leases import LeaseManager
 from relight.testing.crashing_leases import CrashingLeases
 from relight.testing.crashpoints import Check, CrashPlan, Explorer, Mode, Report, Trial, own_leases
 from relight.testing.ledger import read_ledger
-from relight.testing.servers.etcd import EtcdServer
-from relight.testing.servers.postgres import PostgresServer
 from tests.crash.conftest import ForkServers, Verify
+from tests.servers.etcd import EtcdServer
+from tests.servers.postgres import PostgresServer
 
 _names = count(1)
 MODES: tuple[Mode, ...] = ("before", "after", "raise", "refuse")

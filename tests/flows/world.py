@@ -31,7 +31,7 @@ from relight.run import leaving
 from relight.run.phase import Phase
 from relight.supervisor import Supervisor
 from relight.testing.clock import FakeClock
-from relight.testing.servers.postgres import PostgresServer
+from tests.servers.postgres import PostgresServer
 
 _schemas = itertools.count(1)
 

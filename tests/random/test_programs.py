@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from relight.testing.servers.postgres import PostgresServer
 from tests.random.check import oracle
 from tests.random.conftest import BATCH, Endure
 from tests.random.generate import generate
 from tests.random.shrink import shrink
 from tests.random.trial import MODES, Found, Trials
 from tests.seeds import known_seeds
+from tests.servers.postgres import PostgresServer
 
 # How many programs: a quarter of a minute of one processor in all.
 COUNTS = {"undisturbed": 40, "parked": 80, "checkpoints": 60, "killed": 100}

@@ -14,9 +14,9 @@ from relight import Handle, Relight
 from relight.backends.memory import MemoryStore
 from relight.clock import SYSTEM_CLOCK, SystemClock
 from relight.model.journal import RunRecovered, decode_event
-from relight.testing.cluster import until
-from relight.testing.servers.etcd import EtcdServer
+from tests.harness.cluster import until
 from tests.recovery.test_leases import Work
+from tests.servers.etcd import EtcdServer
 
 TTL = 3.0
 _prefixes = count(1)

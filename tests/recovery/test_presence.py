@@ -17,10 +17,10 @@ from relight.errors import ConfigError, RunStateError
 from relight.model.lease import Process, Session
 from relight.ownership.liveness import Presence
 from relight.process import _machine, bury
-from relight.testing.cluster import until
-from relight.testing.servers.etcd import EtcdServer, etcd_or_skip
+from tests.harness.cluster import until
 from tests.recovery.test_etcd import recovered
 from tests.recovery.test_leases import Work
+from tests.servers.etcd import EtcdServer, etcd_or_skip
 
 TTL = 3.0
 

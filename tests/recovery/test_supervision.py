@@ -21,8 +21,8 @@ from relight.orchestrator import waking
 from relight.ownership.heartbeats import Keeper
 from relight.record.recorder import _Lane
 from relight.supervisor import Part, Supervisor, Work
-from relight.testing.servers.postgres import PostgresServer
 from tests.flows.world import until
+from tests.servers.postgres import PostgresServer
 
 MOST_AWAITS = 60  # of one part while the scenario runs: past that, breaking it once more shows nothing new
 

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
-from relight.testing.servers.ports import free_ports
+from tests.servers.ports import free_ports
 
 PR_SET_PDEATHSIG = 1
 START_SECONDS = 60.0

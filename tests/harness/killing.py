@@ -2,7 +2,7 @@
 
 `torment` strikes by a schedule that follows from a seed (SIGKILL, SIGKILL while starting, SIGSTOP for a while, SIGTERM,
 restart), while a client keeps starting runs and writes down every one that was accepted. In the end all must have finished,
-with the right result; steps and flows have written down what they did and got (see `relight.testing.deeds`), and no
+with the right result; steps and flows have written down what they did and got (see `tests.harness.deeds`), and no
 committed step may have begun again.
 
 What it does not see: the store fences twice, by the epoch and by the journal's last sequence. With the epoch alone ignored (on
@@ -19,7 +19,7 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from random import Random  # noqa: TID251 - seeded: a schedule can be had again
+from random import Random
 from typing import Any, Protocol
 
 import msgspec
@@ -29,8 +29,8 @@ from relight.engine import Relight
 from relight.errors import StoreUnavailableError
 from relight.model.run import Run, Status
 from relight.telemetry import Token
-from relight.testing.cluster import Cluster, pause, until
-from relight.testing.deeds import Note, audit_deeds, open_book, read_book, stale_writes, write_down
+from tests.harness.cluster import Cluster, pause, until
+from tests.harness.deeds import Note, audit_deeds, open_book, read_book, stale_writes, write_down
 
 OPEN_RUNS = 60  # the driver starts no more while so many have not ended
 START_SECONDS = 0.03  # between two starts

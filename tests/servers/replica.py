@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import Self
 
-from relight.testing.servers.postgres import POLL_SECONDS, START_SECONDS, PostgresServer
+from tests.servers.postgres import POLL_SECONDS, START_SECONDS, PostgresServer
 
 NAME = "standby"  # as synchronous_standby_names knows it
 
@@ -80,7 +80,7 @@ class Pair:
 
     def replication(self, column: str) -> str:
         """What the primary knows of its standby; empty when it does not follow."""
-        return self.primary.sql(f"select {column} from pg_stat_replication where application_name = '{NAME}'")  # noqa: S608
+        return self.primary.sql(f"select {column} from pg_stat_replication where application_name = '{NAME}'")
 
     def until_level(self) -> None:
         """Wait until the standby has, and shows, what the primary has now. A commit waits only for its disk to have it."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from relight.clock import SYSTEM_CLOCK, block
-from relight.testing.servers.etcd import POLL_SECONDS, START_SECONDS, EtcdServer, member_ports
+from tests.servers.etcd import POLL_SECONDS, START_SECONDS, EtcdServer, member_ports
 
 NAMES = ("a", "b", "c")
 ASK_SECONDS = 0.5

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from relight.clock import SYSTEM_CLOCK, block
-from relight.testing.servers.ports import free_ports
+from tests.servers.ports import free_ports
 
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0
@@ -192,7 +192,7 @@ class EtcdServer:
 
 def etcd_or_skip() -> Path:
     """The etcd program for a test. Without one the test is skipped; with CI=true it fails, for there nobody would notice."""
-    import pytest  # noqa: PLC0415 - only tests need it; benchmarks start servers, too
+    import pytest
 
     program = find_etcd()
     if program is not None:
