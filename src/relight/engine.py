@@ -45,7 +45,7 @@ from relight.ownership.heartbeats import Keeper
 from relight.ownership.liveness import agree_on_manager, appear
 from relight.ports.leases import LeaseManager
 from relight.ports.store import Store
-from relight.process import bury, this_process
+from relight.process import mark_dead, this_process
 from relight.record.recorder import Recorder
 from relight.recovery.explain import Explanation, explain
 from relight.recovery.orphans import OrphanRecovery
@@ -180,8 +180,8 @@ class Relight:
             await orchestrator.delivery.begin()
             await appear(services.keeper, store, supervisor, process, drives=self.config.drive)
         except BaseException:
-            services.keeper.fall_silent()  # broken off half-way, its thread would keep a session alive that does nothing
-            bury(owner)
+            services.keeper.stop_heartbeats()  # broken off half-way, its thread would keep a session alive that does nothing
+            mark_dead(owner)
             raise
         self._services, self._orchestrator, self._recovery = services, orchestrator, recovery
         self._pid = os.getpid()
@@ -238,8 +238,8 @@ class Relight:
         finally:
             leave_threads_alone()
             services.watch.stop()
-            services.keeper.fall_silent()  # broken off half-way, nobody drives its runs: its heartbeats must not say otherwise
-            bury(services.owner)
+            services.keeper.stop_heartbeats()  # broken off half-way, nobody drives its runs: they must not say otherwise
+            mark_dead(services.owner)
             self._services = self._orchestrator = self._recovery = None
 
     @property
@@ -375,7 +375,7 @@ class Relight:
             row = await self.row(message.run_id)
             raise RunStateError(f"run {row.id!r} is {row.status}: it can no longer be told to {message.kind}")
         message.id = message_id
-        await self.orchestrator.told(message)
+        await self.orchestrator.message_posted(message)
 
 
 def _status(status: Status | str) -> Status:

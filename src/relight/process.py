@@ -16,14 +16,14 @@ _PROC = Path("/proc")
 
 
 def this_process(life: str) -> Process:
-    """This process, in the session `life`, which counts as alive until `bury(life)`."""
+    """This process, in the session `life`, which counts as alive until `mark_dead(life)`."""
     _LIVES.add(life)
     pid = os.getpid()
     stat = _stat(pid)
     return Process(machine=_machine(), pid=pid, started=0 if stat is None else _start_time(stat), life=life)
 
 
-def bury(life: str) -> None:
+def mark_dead(life: str) -> None:
     """A session of this process is over."""
     _LIVES.discard(life)
 

@@ -535,7 +535,7 @@ async def _tell_and_take_over(rl: Relight, life: Life) -> Any:
         [Message(run_id="r", kind=MessageKind(kind), payload=b'"enough"', dedup=kind, at=time.time())]
     )
     assert told is not None
-    rl.orchestrator.listen()
+    rl.orchestrator.look_for_messages()
 
     async def routed() -> bool:  # or life 1 has taken it in before anybody else could read it
         unread = [message.id for message in await life.store.messages_after(told - 1, 1)]

@@ -671,7 +671,7 @@ async def test_a_pause_and_a_resume_that_are_heard_together(world: World):
     await world.until_status("waiting", run)
     kinds = (MessageKind.PAUSE, MessageKind.RESUME)
     await rl.services.store.post([Message(run_id="r", kind=kind) for kind in kinds])
-    rl.orchestrator.listen()
+    rl.orchestrator.look_for_messages()
     await until(lambda: inbox_is_empty(world))
     await run.signal("go", "x")
     assert await run.result(timeout="60s") == "x"

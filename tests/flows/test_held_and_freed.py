@@ -172,7 +172,7 @@ async def test_a_run_that_was_told_something_of_a_newer_kind_is_left_to_a_newer_
     run = await rl.start(waits, id="r")
     await world.until_status("waiting", run)
     await rl.services.store.post([Message(run_id="r", kind=MessageKind.NEWER, name="2:poke", at=0.0)])
-    rl.orchestrator.waker.listen()
+    rl.orchestrator.waker.look_for_messages()
     row = await world.until_status("paused", run)
     assert row.hold is Hold.UPGRADE
     await until(lambda: not rl.orchestrator.live)

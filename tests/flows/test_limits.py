@@ -436,7 +436,7 @@ async def test_a_run_that_is_fenced_makes_room_as_soon_as_no_step_is_under_way(
     row = await rl.row(run.id)
     assert await rl.services.store.claim({run.id: row.epoch}, "another")
     live = rl.orchestrator.live[run.id]
-    live.writer.ask()
+    live.writer.confirm_ownership()
     await until(lambda: live.writer.fenced)
     slow.gate.set()
     await until(lambda: run.id not in rl.orchestrator.live)

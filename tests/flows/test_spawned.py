@@ -309,7 +309,7 @@ async def give_up(world: World, run_id: str) -> None:
         extras=Extras(changes=[change], messages=[end]),
     )
     assert isinstance((await world.rl.services.store.commit([commit]))[0], Committed)
-    world.rl.orchestrator.listen()
+    world.rl.orchestrator.look_for_messages()
 
 
 async def told_waits(world: World, run_id: str, awaited: str) -> bool:

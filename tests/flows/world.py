@@ -26,7 +26,7 @@ from relight.flow.registry import REGISTRY
 from relight.model.journal import AnyEvent, Journal, decode_event
 from relight.model.replay import TreeState, restore
 from relight.model.run import News
-from relight.process import bury
+from relight.process import mark_dead
 from relight.run import leaving
 from relight.run.phase import Phase
 from relight.supervisor import Supervisor
@@ -160,8 +160,8 @@ class World:
         store.dead = True
         services, orchestrator = engine.services, engine.orchestrator
         orchestrator.memory.stopping = True
-        services.keeper.fall_silent()
-        bury(services.owner)
+        services.keeper.stop_heartbeats()
+        mark_dead(services.owner)
         with contextlib.suppress(ValueError):
             REGISTRY.unlisten(orchestrator.waker.flow_registered)
         tasks: list[asyncio.Task[Any]] = [*services.background._tasks, *services.bodies.tasks]

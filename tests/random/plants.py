@@ -17,14 +17,14 @@ from relight.run.steps import StepOperation
 
 def reversed_batches() -> None:
     """What ends in one commit is told in the reverse of the journal's order."""
-    settle = Writer.settle
+    settle = Writer.committed_up_to
 
     def planted(self: Writer, sequence: int) -> Callable[[], None] | None:
         if isinstance(self._sent_told, list):
             self._sent_told.reverse()
         return settle(self, sequence)
 
-    Writer.settle = planted  # type: ignore[method-assign]
+    Writer.committed_up_to = planted  # type: ignore[method-assign]
 
 
 def forgotten_timer() -> None:
@@ -34,7 +34,7 @@ def forgotten_timer() -> None:
 
     def planted(self: waits.Wait) -> None:
         if self.begun is not None and next(count) % 7 == 0:
-            self.rest()
+            self.only_waits()
         else:
             begin(self)
 

@@ -324,7 +324,7 @@ async def test_a_run_whose_fencing_breaks_does_not_strand_the_batch(
         monkeypatch.setattr(leaving, "fenced", breaking(leaving.fenced, lambda run, _: str(run.id)))
         runs = [rl.orchestrator.live[name] for name in waiting.names]
         for run in runs:
-            run.writer.ask()
+            run.writer.confirm_ownership()
         await asyncio.gather(*(run.writer.committed() for run in runs))
         assert said(caplog)
         assert [part.failures for part in rl.health().parts if part.name.startswith("recorder")] == [0]

@@ -35,14 +35,14 @@ async def test_a_question_that_the_end_overtakes_is_answered_with_an_error():
     rl = Relight(store=store, lease_manager=Slow(store, clock=SYSTEM_CLOCK))
     await rl.open()
     keeper = rl.services.keeper
-    asking = asyncio.create_task(keeper.ask(lambda leases: leases.get_lease("r1")))
+    asking = asyncio.create_task(keeper.call(lambda leases: leases.get_lease("r1")))
     await asyncio.sleep(0)
     await rl.close()
     async with asyncio.timeout(60):
         with pytest.raises(LeasesUnavailableError, match="has stopped"):
             await asking
     with pytest.raises(LeasesUnavailableError, match="not running"):
-        await keeper.ask(lambda leases: leases.get_lease("r1"))
+        await keeper.call(lambda leases: leases.get_lease("r1"))
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 5])

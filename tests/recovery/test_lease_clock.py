@@ -19,10 +19,10 @@ def test_a_lease_that_lapsed_while_a_step_blocked_the_loop_is_doubted_at_once(mo
     @step
     async def block() -> None:
         run = engine.orchestrator.live["r"]
-        before = run.doubtful
+        before = run.lease_has_lapsed
         monkeypatch.setattr(run.keeper, "valid_until", time.monotonic() + 0.02)
         time.sleep(0.05)  # noqa: ASYNC251 - on purpose
-        found.append((before, run.doubtful))
+        found.append((before, run.lease_has_lapsed))
         monkeypatch.undo()
 
     @flow(name="lease_clock.blocking")

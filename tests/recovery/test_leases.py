@@ -18,7 +18,7 @@ from relight.flow.registry import Registry
 from relight.model.lease import Orphaned
 from relight.model.run import Hold, Status
 from relight.ports.store import Commit, CommitResult, Fenced
-from relight.process import bury
+from relight.process import mark_dead
 from relight.run.live_run import LiveRun
 from tests.flows.world import until
 
@@ -238,7 +238,7 @@ async def test_a_dead_engine_s_runs_are_taken_over_when_its_lease_lapses(engines
         await a.start(work.flow, id=f"r{n}")
     await until(lambda: work.begun == 30)
     b = await engines.start("b")
-    a.services.keeper.fall_silent()  # silent from now on, as if it were dead; the loop goes on, as if frozen just before a commit
+    a.services.keeper.stop_heartbeats()  # as if it were dead; its loop goes on, as if frozen just before a commit
     lapses = a.services.keeper.valid_until
     # Not the owner in the row: whoever finds that b has the lease corrects that, also before b has claimed it.
     await until(lambda: b.metrics.value("relight_recovery_claims_total") == 30)
@@ -278,7 +278,7 @@ async def test_who_wakes_after_its_lapse_asks_before_the_next_step(engines: Engi
     await until(lambda: ran == ["first"])
     await until(lambda: frozen.writer.idle)
     keeper = a.services.keeper
-    keeper.fall_silent()
+    keeper.stop_heartbeats()
     where[0] = "b"
     b = await engines.start("b")
     await (await b.get("r")).result(timeout="60s")
@@ -314,8 +314,8 @@ async def test_a_restart_on_the_same_machine_need_not_wait_for_the_lapse(engines
     a = await engines.start("a", recovery={"lease_ttl": "1h"})
     await a.start(work.flow, id="r")
     await until(lambda: work.begun == 1)
-    a.services.keeper.fall_silent()
-    bury(a.services.owner)  # its process is gone
+    a.services.keeper.stop_heartbeats()
+    mark_dead(a.services.owner)  # its process is gone
     engines.open["dead"] = engines.open.pop("a")
     again = await engines.start("a", recovery={"lease_ttl": "1h"})
     await until(lambda: work.begun == 2)
@@ -329,7 +329,7 @@ async def test_a_stale_timeout_is_waited_for(engines: Engines):
     await a.start(work.flow, id="r")
     await until(lambda: work.begun == 1)
     beat = time.monotonic()
-    a.services.keeper.fall_silent()
+    a.services.keeper.stop_heartbeats()
     b = await engines.start("b", recovery={"stale_timeout": f"{3 * TTL}s"})
     await until(owner_is(b, "r", "b"))
     assert time.monotonic() - beat >= 2 * TTL
@@ -347,7 +347,7 @@ async def test_a_client_starts_runs_and_drives_none(engines: Engines):
     a = await engines.start("a")
     assert await run.result(timeout="60s") == 7
     assert await (await a.get("r")).status() is Status.COMPLETED
-    sessions = await a.services.keeper.ask(lambda leases: leases.list_orchestrators())
+    sessions = await a.services.keeper.call(lambda leases: leases.list_orchestrators())
     assert [session.name for session in sessions] == ["a"]
 
 
@@ -364,7 +364,7 @@ async def test_many_orphans_drain_through_few_rooms(engines: Engines):
     client = await engines.start("client", drive=False)
     a = await engines.start("a", max_concurrent_runs=200)
     handles = [await client.start(work) for _ in range(150)]
-    a.services.keeper.fall_silent()
+    a.services.keeper.stop_heartbeats()
     with contextlib.suppress(Exception):
         a.orchestrator.memory.stopping = True
     await engines.start("b", max_concurrent_runs=7)
@@ -478,7 +478,7 @@ async def test_who_has_its_lease_again_looks_for_orphans_at_once(engines: Engine
     recovery.orphans = telling  # type: ignore[method-assign]
     engines.leases["a"].cut = True
     await until(lambda: not a.services.keeper.held)
-    b.services.keeper.fall_silent()
+    b.services.keeper.stop_heartbeats()
     await until(lambda: b.services.owner in told)
     await until(lambda: not recovery._wanted.is_set())  # and it has looked, in vain
     assert (await a.row("r")).owner == b.services.owner

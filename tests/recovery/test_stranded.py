@@ -97,7 +97,7 @@ async def test_what_a_run_is_told_while_the_lease_is_lost_is_heard_afterwards(to
             heard.set()
 
         rl.orchestrator.delivery.deliver_new = hearing  # type: ignore[method-assign]
-        rl.orchestrator.waker.listen()
+        rl.orchestrator.waker.look_for_messages()
         await heard.wait()  # while the lease is lost: it is not to be forgotten
         leases.cut = False
         if told == "cancel":
@@ -127,7 +127,7 @@ async def test_opening_wakes_no_run_for_a_message_that_it_has_heard(tmp_path: Pa
     async with Relight(path, park_after="1ms") as rl:
         assert rl._recovery is not None
         await rl._recovery.settled.wait()
-        rl.orchestrator.waker.listen()
+        rl.orchestrator.waker.look_for_messages()
         await rl.orchestrator.waker.run_once()
         assert (await (await rl.get("w")).describe()).epoch == epoch
 
@@ -323,7 +323,7 @@ async def test_a_store_that_breaks_on_everything_strands_nobody(monkeypatch: pyt
 async def test_a_bug_that_one_run_of_a_batch_brings_out_strands_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore(clock=SYSTEM_CLOCK)
     meets = batch_of("meets")
-    settle, broken = Writer.settle, list[str]()
+    settle, broken = Writer.committed_up_to, list[str]()
 
     def settling(self: Writer, sequence: int) -> Any:
         if self.root_id == "r7" and sequence == 2 and not broken:
@@ -331,7 +331,7 @@ async def test_a_bug_that_one_run_of_a_batch_brings_out_strands_nobody(monkeypat
             raise ValueError("a bug")
         return settle(self, sequence)
 
-    monkeypatch.setattr(Writer, "settle", settling)
+    monkeypatch.setattr(Writer, "committed_up_to", settling)
     async with Relight(store=store, lease_manager=MemoryLeases(store, clock=SYSTEM_CLOCK), recovery=FAST) as rl:
         runs = [await rl.start(meets, f"run {n}", id=f"r{n}") for n in range(20)]
         assert await asyncio.gather(*(run.result(timeout="60s") for run in runs)) == [f"run {n}" for n in range(20)]
@@ -559,7 +559,7 @@ async def test_due_runs_that_cannot_be_claimed_are_not_asked_for_without_a_pause
         before = store.asked
         async with asyncio.timeout(20):
             await rl.orchestrator.waker.run_once()
-            rl.orchestrator.waker.look()
+            rl.orchestrator.waker.look_for_due()
             await rl.orchestrator.waker.run_once()
         assert store.asked <= before + 12
 

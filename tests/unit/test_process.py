@@ -13,7 +13,7 @@ import pytest
 
 from relight import process
 from relight.model.lease import Process
-from relight.process import bury, is_dead, this_process
+from relight.process import is_dead, mark_dead, this_process
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody is known to be dead")
 
@@ -35,7 +35,7 @@ def seen(pid: int) -> Process:
 def test_a_session_of_this_process_lives_until_it_is_buried():
     mine = this_process("mine")
     assert not is_dead(mine)
-    bury("mine")
+    mark_dead("mine")
     assert is_dead(mine)
 
 

@@ -34,4 +34,4 @@ class ClaimedElsewhere:
         for row in await self._services.store.get_runs(list(self._live)):
             run = self._live.get(row.id)
             if run is not None and row.epoch > run.writer.epoch:
-                run.writer.ask()
+                run.writer.confirm_ownership()

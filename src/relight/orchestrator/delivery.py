@@ -42,7 +42,7 @@ class Delivery:
             if len(messages) < MESSAGE_LIMIT:
                 return
 
-    def told(self, message: Message) -> bool:
+    def deliver_posted(self, message: Message) -> bool:
         """Pass a message on that this process has just posted, if that is all there is to do. Not if others were posted
         before it and not heard yet: messages are heard in their order, or a later signal would overtake an earlier one. Nor if it
         may be one that was posted before, and taken in by an earlier life of its run: only the store knows that."""

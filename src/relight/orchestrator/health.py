@@ -68,7 +68,7 @@ def let_go_when_broken(supervisor: Supervisor, keeper: Keeper) -> None:
             Token.INTERNAL_ERROR,
             f"{part.name} cannot be kept alive: this process lets go of its lease",
         )
-        keeper.withhold(supervisor.trouble)
+        keeper.give_lease_away(supervisor.trouble)
 
     def mended(part: Part) -> None:
         log(logging.WARNING, Token.LEASE_REGAINED, f"{part.name} works again: this process takes up runs again")

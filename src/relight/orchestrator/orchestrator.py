@@ -114,7 +114,7 @@ class Orchestrator:
 
         await leaving.depart(run, why, grace_seconds, write)
         # For ourselves, if the lease was regained before the store had taken this: nobody tells us what we wrote.
-        self.waker.look()
+        self.waker.look_for_due()
 
     def _release(self, run: LiveRun, why: str) -> None:
         """Let go of a run whose code has not been called."""
@@ -133,7 +133,7 @@ class Orchestrator:
 
     def take_again(self, lapsed: bool) -> None:
         """The lease is ours again. If it had lapsed, others may have claimed what is still in memory here."""
-        self.waker.listen()
+        self.waker.look_for_messages()
         self.waker.look_for_lost()
         if lapsed:
             self.claimed_elsewhere.suspect()
@@ -173,7 +173,7 @@ class Orchestrator:
         # Later, when the run that came of it, if any, is in memory: if none did, somebody may have waited for its room.
         self.services.loop.call_soon(self._released, run_id)
         if run_id in self.uncertain:
-            self.waker.attend()
+            self.waker.wake_up()
 
     def _released(self, run_id: str) -> None:
         if not self.memory.is_arriving(run_id):
@@ -182,19 +182,19 @@ class Orchestrator:
 
     def _room_is_free(self) -> None:
         if self.memory.wake_who_waits_for_room() and self.waker.wants_room:
-            self.waker.attend()
+            self.waker.wake_up()
 
     def taken(self, run_ids: Sequence[str]) -> None:
         """Taking these up is over, whether they are in memory now or not. If not, their room is free again."""
         self.memory.taken(run_ids)
         told = [run_id for run_id in run_ids if run_id not in self.memory.creating and self.delivery.forget(run_id)]
         if told:
-            self.waker.look()  # they were told something, and are due if nobody has them
+            self.waker.look_for_due()  # they were told something, and are due if nobody has them
         self._room_is_free()
 
     def check_ownership(self, run_ids: Sequence[str], *, crashed: bool) -> None:
         self.uncertain.add(run_ids, crashed=crashed)
-        self.waker.attend()
+        self.waker.wake_up()
 
     def drive_new(self, row: Run, state: TreeState, flow: Flow[..., object], lapses: int) -> None:
         if (
@@ -239,9 +239,9 @@ class Orchestrator:
         self.services.keeper.detach(run.id)
         run.let_go()
         self.memory.own.discard(run.id)
-        self.tell(run.id, run.outcome)
+        self.notify_watchers(run.id, run.outcome)
         if run.row.parent_id is not None or run.joined:
-            self.listen()  # the message to whoever waits for it is in the store now
+            self.look_for_messages()  # the message to whoever waits for it is in the store now
         self._room_is_free()
 
     def continued(self, run: LiveRun) -> None:
@@ -262,7 +262,7 @@ class Orchestrator:
         """A run that begins anew and never waits would keep its room for ever: it goes behind those that wait for one."""
         now = self.services.clock.now()
         await leaving.depart(run, "others wait for room", 0.0, lambda: run.change(Status.PENDING, wake_at=now))
-        self.waker.look()
+        self.waker.look_for_due()
 
     def left(self, run: LiveRun) -> None:
         if self.memory.leave(run):
@@ -270,13 +270,13 @@ class Orchestrator:
             if not run.writer.fenced:  # else its lease is another's already
                 self.services.keeper.detach(run.id)
         run.let_go()
-        self.tell(run.id, None)
+        self.notify_watchers(run.id, None)
         if self.memory.stopping:
             return
         if run.writer.lost:
             self.check_ownership([run.id], crashed=True)  # if it is in our name even so, nobody else will look at it
         elif run.missed:
-            self.waker.look()  # what it missed before it left has made it due
+            self.waker.look_for_due()  # what it missed before it left has made it due
         self._room_is_free()
 
     def has_left(self, run: LiveRun) -> bool:
@@ -285,13 +285,13 @@ class Orchestrator:
     def offer(self, run_id: str) -> None:
         if not self.services.config.recovery.enabled:
             self.memory.own.add(run_id)
-        self.waker.look()
+        self.waker.look_for_due()
 
     def wake_at(self, when: float) -> None:
         self.waker.wake_at(when)
 
-    def listen(self) -> None:
-        self.waker.listen()
+    def look_for_messages(self) -> None:
+        self.waker.look_for_messages()
 
     # ---- watching runs
 
@@ -299,15 +299,15 @@ class Orchestrator:
         """Be told of a run's end, or to look at it. Returns what takes it back."""
         return self.watchers.add(run_id, watcher)
 
-    def tell(self, run_id: str, row: Run | None = None) -> None:
-        self.watchers.tell(run_id, row)
+    def notify_watchers(self, run_id: str, row: Run | None = None) -> None:
+        self.watchers.notify(run_id, row)
 
     # ---- asked from outside
 
-    async def told(self, message: Message) -> None:
+    async def message_posted(self, message: Message) -> None:
         """A message was posted by this process: no need to wait for the store to tell."""
-        if not self.delivery.told(message):
-            self.listen()
+        if not self.delivery.deliver_posted(message):
+            self.look_for_messages()
 
     def look_for_held(self) -> None:
         self.waker.look_for_held()
@@ -318,7 +318,7 @@ class Orchestrator:
     def claim_as_own(self, run_id: str) -> None:
         """Somebody asked this process to bring the run back: it may be taken up here also while recovery is off."""
         self.memory.own.add(run_id)
-        self.waker.look()
+        self.waker.look_for_due()
 
     def has(self, run_id: str) -> bool:
         """Whether this process drives the run, is about to, or finds out whether it should."""

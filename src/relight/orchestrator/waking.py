@@ -73,34 +73,34 @@ class Waker:
 
     # ---- the wake-ups
 
-    def attend(self) -> None:
+    def wake_up(self) -> None:
         """There is something to do: a pass, as soon as the one under way is over."""
         self._wanted.set()
 
-    def look(self) -> None:
+    def look_for_due(self) -> None:
         """Runs may be due."""
         self._look_again = True
-        self.attend()
+        self.wake_up()
 
-    def listen(self) -> None:
+    def look_for_messages(self) -> None:
         """Messages may have been posted: to runs in memory here, or to others, which are due then."""
         self._look_again = self._listen_again = True
-        self.attend()
+        self.wake_up()
 
     def wake(self, rows: list[Run]) -> None:
         """These may be taken up now. What comes of it may be forgotten: they are due in a while."""
         self._early = rows
-        self.attend()
+        self.wake_up()
 
     def look_for_lost(self) -> None:
         """Runs may be ours in the store that are not in memory."""
         self._lost_again = True
-        self.attend()
+        self.wake_up()
 
     def look_for_held(self) -> None:
         """Runs may be held for want of a flow that this process knows."""
         self._free_again = True
-        self.attend()
+        self.wake_up()
 
     def flow_registered(self, name: str) -> None:
         """From any thread: runs held for want of this flow can go on."""
@@ -124,7 +124,7 @@ class Waker:
 
     def _timer_fired(self) -> None:
         self._timer = self._timer_at = None
-        self.look()
+        self.look_for_due()
 
     def _changed(self, news: News) -> None:
         """Another process has written."""
@@ -134,7 +134,7 @@ class Waker:
         self._look_again |= News.DUE in news or News.MAIL in news
         self._listen_again |= News.MAIL in news
         self._free_again |= News.HELD in news
-        self.attend()
+        self.wake_up()
 
     # ---- the passes
 
@@ -242,7 +242,7 @@ class Waker:
         for row in freed:
             self._memory.own.add(row.id)
         if freed:
-            self.look()
+            self.look_for_due()
         return freed
 
     def _has(self, run_id: str) -> bool:

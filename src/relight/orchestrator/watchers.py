@@ -38,7 +38,7 @@ class Watchers:
 
         return remove
 
-    def tell(self, run_id: str, row: Run | None = None) -> None:
+    def notify(self, run_id: str, row: Run | None = None) -> None:
         for watcher in list(self._watchers.get(run_id, ())):
             try:
                 watcher(row)
@@ -48,7 +48,7 @@ class Watchers:
     def tell_all_but(self, run_ids: Container[str]) -> None:
         """Whoever watches a run that is not one of these should look."""
         for run_id in [run_id for run_id in self._watchers if run_id not in run_ids]:
-            self.tell(run_id)
+            self.notify(run_id)
 
     async def last_look(self) -> None:
         """Everybody should look, and no longer wait. The store is closed after this: under their eyes, if we did not stay

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 from relight.clock import SYSTEM_CLOCK
 from relight.errors import LeasesUnavailableError, RelightError
 from relight.model.lease import Process
-from relight.ownership.lease_listener import Heir, Nobody
+from relight.ownership.lease_listener import LeaseListener, Nobody
 from relight.ports.leases import LeaseManager
 from relight.supervisor import Part, Supervisor
 from relight.telemetry import Token, log
@@ -71,7 +71,7 @@ class Keeper:
         self._failures = 0  # heartbeats in a row that did not get through
         self._withheld = ""  # why this process gives its lease away; "" while it keeps it
         self._pause = ttl_seconds / 3  # before the next heartbeat
-        self._heir: Heir = Nobody()
+        self._listener: LeaseListener = Nobody()
         self._engine: asyncio.AbstractEventLoop | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -91,9 +91,9 @@ class Keeper:
         """Whether runs may be driven and claimed."""
         return not self._lost and self._monotonic() < self.valid_until
 
-    async def start(self, heir: Heir) -> None:
+    async def start(self, heir: LeaseListener) -> None:
         """Begin the session. Raises what its first heartbeat raises."""
-        self._heir = heir
+        self._listener = heir
         self._engine = asyncio.get_running_loop()
         self._ready = self._engine.create_future()
         thread = threading.Thread(target=self._run, name="relight-keeper", daemon=True)
@@ -104,7 +104,7 @@ class Keeper:
         self._thread = thread
         await self._ready
 
-    async def ask(
+    async def call(
         self, question: Callable[[LeaseManager], Coroutine[Any, Any, T]], within_seconds: float | None = None
     ) -> T:
         """Ask the manager, on its own loop. Raises LeasesUnavailableError when it does not answer in time.
@@ -161,25 +161,25 @@ class Keeper:
             return
         if self._drives:
             try:
-                await self.ask(lambda leases: leases.release_all(), RELEASE_SECONDS)
+                await self.call(lambda leases: leases.release_all(), RELEASE_SECONDS)
             except RelightError as error:
                 log(logging.WARNING, Token.LEASE_LOST, f"the leases could not be released and will lapse: {error}")
-        self.fall_silent()
+        self.stop_heartbeats()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_SECONDS):
                 await self._over.wait()  # and not `join` in a thread: the system may have none for that
         self._thread = None
 
-    def fall_silent(self) -> None:
+    def stop_heartbeats(self) -> None:
         """No more heartbeats, and nothing is released: as when the process is killed."""
         self._silent = True
-        self._in_thread(self._fall_silent)
+        self._in_thread(self._stop_beating)
 
-    def _fall_silent(self) -> None:
+    def _stop_beating(self) -> None:
         self._stop.set()
         self._hurry.set()
 
-    def withhold(self, why: str) -> None:
+    def give_lease_away(self, why: str) -> None:
         """From any thread: this process cannot do its work. Its runs are let go of, and its session ends, until `go_on`."""
         self._withheld = why
         self._in_thread(self._hurry.set)
@@ -289,7 +289,7 @@ class Keeper:
         if self._lost or lapsed:
             self._lost = False
             log(logging.WARNING, Token.LEASE_REGAINED, f"{self.owner}: the lease is renewed again")
-            self._tell(self._heir.lease_regained, lapsed)
+            self._tell(self._listener.lease_regained, lapsed)
 
     def _time_for(self, now: float) -> float:
         """How long one heartbeat may take: not beyond the moment the lease counts as lost."""
@@ -313,7 +313,7 @@ class Keeper:
             log(
                 logging.ERROR, Token.LEASE_LOST, f"{self.owner}: {why}; this process lets go of its runs until one does"
             )
-            self._tell(self._heir.lease_lost)
+            self._tell(self._listener.lease_lost)
 
     async def _give_away(self) -> None:
         """Let go of every run; after that, end the session, so that others need not wait for it to lapse."""
@@ -334,7 +334,7 @@ class Keeper:
         while True:
             async for orphaned in self.leases.watch_orphans():
                 part.well()
-                self._tell(self._heir.orphans, orphaned)
+                self._tell(self._listener.orphans, orphaned)
             await self._wait(WATCH_AGAIN_SECONDS)
             if self._stop.is_set():
                 return

@@ -7,7 +7,7 @@ from typing import Protocol
 from relight.model.lease import Orphaned
 
 
-class Heir(Protocol):
+class LeaseListener(Protocol):
     """Who is told by the keeper, on the engine's loop."""
 
     def lease_lost(self) -> None:

@@ -64,7 +64,7 @@ class Presence(msgspec.Struct, frozen=True):
 
 async def presence_of(keeper: Keeper, store: Store, clock: Clock) -> Presence:
     """Ask both."""
-    listed, since = await keeper.ask(_listed)
+    listed, since = await keeper.call(_listed)
     if keeper.leases.in_store:
         return Presence({session.owner: session for session in listed}, {})
     noted = await store.sessions()

@@ -218,7 +218,7 @@ class _Lane:
         commits = []
         self.creations = creations
         for writer in writers:
-            draft = writer.take()
+            draft = writer.take_draft()
             if draft is not None:
                 self.batch.append(writer)
                 commits.append(draft)
@@ -301,7 +301,7 @@ class _Lane:
             try:
                 if type(result) is Committed:
                     entries += len(commit.entries)
-                    go_on = writer.settle(result.sequence)
+                    go_on = writer.committed_up_to(result.sequence)
                     if go_on is not None:
                         flows.append(go_on)
                 else:

@@ -215,7 +215,7 @@ class Writer:
         draft = self.draft
         draft.extras = msgspec.structs.replace(draft.extras, **extras)
 
-    def ask(self) -> None:
+    def confirm_ownership(self) -> None:
         """Commit, even if it is nothing: the store's answer tells whether the run is still ours."""
         _ = self.draft
 
@@ -236,7 +236,7 @@ class Writer:
             self._waiters = [waiting, future]
         return future
 
-    def take(self) -> Commit | None:
+    def take_draft(self) -> Commit | None:
         """The draft leaves for the store; None if it was abandoned meanwhile."""
         draft = self._draft
         if draft is not None:
@@ -247,7 +247,7 @@ class Writer:
             self._sent_told, self._told = self._told, None
         return draft
 
-    def settle(self, sequence: int) -> Callable[[], None] | None:
+    def committed_up_to(self, sequence: int) -> Callable[[], None] | None:
         """What was taken is durable. Call what this returns to let the flow go on."""
         self.sequence = sequence
         self.under_way = False

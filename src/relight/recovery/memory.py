@@ -70,6 +70,6 @@ class RunsInMemory(Host, Protocol):
         """Take this run up also while recovery is off."""
         ...
 
-    async def told(self, message: Message) -> None:
+    async def message_posted(self, message: Message) -> None:
         """This process has posted a message."""
         ...

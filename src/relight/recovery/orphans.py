@@ -27,7 +27,7 @@ from relight.telemetry import Token, log
 
 
 class OrphanRecovery:
-    """One per engine. Implements `ownership.lease_listener.Heir`: told what became of our leases, and of others'."""
+    """One per engine. Implements `ownership.lease_listener.LeaseListener`: told what became of our leases, and of others'."""
 
     def __init__(self, orchestrator: RunsInMemory) -> None:
         self._orchestrator = orchestrator
@@ -43,7 +43,7 @@ class OrphanRecovery:
         )  # without leases: the owners there were at the opening, until their runs are taken up
         self.settled = asyncio.Event()  # a whole round was made and nothing was left to do
 
-    # ---- Heir
+    # ---- LeaseListener
 
     def lease_lost(self) -> None:
         self._services.metrics.leases_lost.inc()
@@ -136,7 +136,7 @@ class OrphanRecovery:
     async def _end_session(self, session: Session) -> None:
         log(logging.WARNING, Token.OWNER_DEAD, f"{session.owner}: its process {session.process.pid} is gone")
         self._said_dead.add(session.owner)
-        await self._services.keeper.ask(lambda leases: leases.end_session(session.owner))
+        await self._services.keeper.call(lambda leases: leases.end_session(session.owner))
 
     def _say_shared(self, session: Session) -> None:
         log(
@@ -209,7 +209,7 @@ class OrphanRecovery:
         limit = self._services.config.recovery.max_claims_per_check
         over = [owner for owner, session in presence.listed.items() if not session.fresh and owner not in owners]
         for owner in over[:limit]:
-            await self._services.keeper.ask(lambda leases, owner=owner: leases.forget_session(owner))  # type: ignore[misc]
+            await self._services.keeper.call(lambda leases, owner=owner: leases.forget_session(owner))  # type: ignore[misc]
         over = [owner for owner, session in presence.noted.items() if not session.fresh and owner not in owners]
         for owner in over[:limit]:
             await self._services.store.forget_session(owner)

@@ -26,7 +26,7 @@ async def resume(orchestrator: RunsInMemory, run_id: str) -> None:
         message = Message(run_id=row.id, kind=MessageKind.RESUME, at=orchestrator.services.clock.now())
         (message.id,) = [found or 0 for found in await orchestrator.services.store.post([message])]
         orchestrator.claim_as_own(row.id)
-        await orchestrator.told(message)
+        await orchestrator.message_posted(message)
         return
     _refuse(known, orchestrator.services)
     await _free(orchestrator, known)

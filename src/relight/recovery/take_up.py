@@ -129,7 +129,7 @@ async def _lease(services: Services, rows: list[Run]) -> list[Run]:
     wanted = [row for row in rows if not keeper.leases.in_store or row.owner not in (None, services.owner)]
     if not wanted:
         return rows
-    answers = await keeper.ask(lambda leases: leases.acquire_lease([row.id for row in wanted]))
+    answers = await keeper.call(lambda leases: leases.acquire_lease([row.id for row in wanted]))
     refused = set()
     for row in wanted:
         answer = answers.get(row.id)

@@ -17,7 +17,7 @@ async def hold(orchestrator: RunsInMemory, row: Run, epoch: int, error: Exceptio
     """The journal cannot be read, so nothing can be appended to it either: only the row says what is wrong."""
     if isinstance(error, UpgradeRequiredError):
         await upgrades.hold(orchestrator.services, row, epoch, error, messages)
-        orchestrator.tell(row.id)
+        orchestrator.notify_watchers(row.id)
         return
     known = isinstance(error, CorruptionError)
     log(logging.ERROR, Token.JOURNAL_CORRUPT, f"run {row.id}: {error}", None if known else error)
@@ -29,7 +29,7 @@ async def hold(orchestrator: RunsInMemory, row: Run, epoch: int, error: Exceptio
         await _cancel(orchestrator.services, row, epoch, f"cancelled; its journal was corrupt: {what}")
     else:
         await orchestrator.services.store.hold({row.id: epoch}, status)
-    orchestrator.tell(row.id)
+    orchestrator.notify_watchers(row.id)
 
 
 async def _cancel(services: Services, row: Run, epoch: int, reason: str) -> None:

@@ -53,7 +53,7 @@ def request(run: LiveRun, message: Message) -> None:
 async def _pass_on(run: LiveRun) -> None:
     """Once the cancellation is durable, the spawned runs have it in their inboxes: let them be looked at."""
     await run.writer.committed()
-    run.host.listen()
+    run.host.look_for_messages()
 
 
 def tell(run: LiveRun) -> None:

@@ -57,7 +57,7 @@ async def call(run: LiveRun, scope: Scope, flow: Flow[..., Any], args: tuple[Any
         _end(run, key, Status.COMPLETED, output=b"" if blob else sealed, output_blob=blob)
 
     await run.asked(_End(run, scope, key, record))
-    run.host.tell(run.run_id(key))
+    run.host.notify_watchers(run.run_id(key))
     return value
 
 
@@ -106,7 +106,7 @@ async def _ended_badly(run: LiveRun, scope: Scope, key: str, error: BaseExceptio
             _end(run, key, Status.FAILED, error=msgspec.json.encode(failure))
 
         await run.asked(_End(run, scope, key, record))
-    run.host.tell(run.run_id(key))
+    run.host.notify_watchers(run.run_id(key))
     return error
 
 

@@ -253,7 +253,7 @@ class _BackOff(Operation):
         self._wait(until)
 
     def _wait(self, until: float) -> None:
-        self.rest()
+        self.only_waits()
         self._alarm = waits.Alarm(self.run, self.key, until, self._due)
 
     def stop(self) -> None:
@@ -265,13 +265,13 @@ class _BackOff(Operation):
             self._alarm.cancel()
 
     def _due(self) -> None:
-        self.stir()
+        self.waits_no_more()
         self.do(self._remember())
 
     async def _remember(self) -> None:
         run, key = self.run, self._call.key
         try:
-            await run.settle()
+            await run.wait_until_durable()
             (journal,) = await run.read(lambda store: store.read([run.id]))
             if isinstance(journal, Exception):
                 raise journal

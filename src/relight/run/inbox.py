@@ -29,12 +29,12 @@ def deliver(run: LiveRun, message: Message) -> None:
     if run.replay is not None or run.main is None:
         run.early = [*run.early, message]
         if message.kind is MessageKind.PAUSE:  # it need not come back first
-            leaving.attend(run, message)
+            leaving.handle_request(run, message)
     else:
         _hear(run, message)
 
 
-def listen(run: LiveRun) -> None:
+def hear_early(run: LiveRun) -> None:
     """The flow can hear from now on: what came before is first."""
     early, run.early = run.early, ()
     for message in early:
@@ -55,4 +55,4 @@ def _hear(run: LiveRun, message: Message) -> None:
     elif message.kind is MessageKind.CANCEL:
         cancel.request(run, message)
     else:
-        leaving.attend(run, message)
+        leaving.handle_request(run, message)

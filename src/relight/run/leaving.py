@@ -255,7 +255,7 @@ async def _note_fenced(run: LiveRun) -> None:
 # ---- requests from outside
 
 
-def attend(run: LiveRun, message: Message) -> None:
+def handle_request(run: LiveRun, message: Message) -> None:
     """A request in the run's inbox to pause, or to go on."""
     if message.kind is MessageKind.PAUSE:
         # At once: parked in between, it would have heard of it and not done it.

@@ -133,7 +133,7 @@ class LiveRun(RunRecord, Asking):
         self.main = self.loop.main = self.loop.start(root, scope, "relight-run", contextvars.Context())
         self.loop.driven = False
         if self.replay is None:
-            inbox.listen(self)
+            inbox.hear_early(self)
         self.wake()
 
     def wake(self) -> None:
@@ -235,7 +235,7 @@ class LiveRun(RunRecord, Asking):
         self.replay = None
         self.left_open = replay.open
         self.do_when_live()
-        inbox.listen(self)
+        inbox.hear_early(self)
         in_flight, self._asked = [*self.pending.values()], []
         self.overdue = []
         for operation in in_flight:

@@ -34,7 +34,7 @@ _SWALLOWED = (
 PRUNE_EVERY = 100  # generations: how often the inbox forgets what it keeps of consumed messages
 
 
-def ask(run: LiveRun, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+def request(run: LiveRun, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
     """See flow.operations.continue_as. What is wrong with the call raises here, live and replayed."""
     stop = run.stop_reason()
     if stop is not None:

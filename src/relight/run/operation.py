@@ -111,13 +111,13 @@ class Operation(asyncio.Future[Any]):
 
     # ---- what it is doing
 
-    def rest(self) -> None:
+    def only_waits(self) -> None:
         """From now on it waits for a time or a message."""
         if not self.waiting:
             self.waiting = True
             self.run.busy -= 1
 
-    def stir(self) -> None:
+    def waits_no_more(self) -> None:
         """It no longer only waits."""
         if self.waiting:
             self.waiting = False

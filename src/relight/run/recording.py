@@ -129,7 +129,7 @@ class RunRecord:
             self.unsettled = 0
         return self.unsettled > 0
 
-    async def settle(self) -> None:
+    async def wait_until_durable(self) -> None:
         """Wait, on the program's loop, until everything added so far is durable. Raises Unwind when it never will be."""
         await self.writer.committed()
         if self.writer.lost or self.stopping is not None:
@@ -139,12 +139,12 @@ class RunRecord:
         """Our lease has lapsed (this process was frozen, perhaps): ask the store whether the run is still ours before its
         code takes effect again. Raises Unwind if it is not."""
         lapses = self.keeper.lapses
-        self.writer.ask()
-        await self.settle()
+        self.writer.confirm_ownership()
+        await self.wait_until_durable()
         self.lapses = lapses
 
     @property
-    def doubtful(self) -> bool:
+    def lease_has_lapsed(self) -> bool:
         """Whether our lease has lapsed since this run was known to be ours."""
         return self.lapses != self.keeper.lapses or SYSTEM_CLOCK.monotonic() >= self.keeper.valid_until
 

@@ -53,9 +53,9 @@ class Asking:
         return self._call(scope, "join", spawned.join, run_id, flow)
 
     def continue_as(self, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
-        next_generation.ask(self, scope, args, kwargs)  # type: ignore[arg-type]  # it is a LiveRun
+        next_generation.request(self, scope, args, kwargs)  # type: ignore[arg-type]  # it is a LiveRun
 
     def value(self, scope: Scope, name: str) -> Any:
         if scope.thread is not None:
             return scope.perform(self._call(scope, name, values.take_on_loop, name))
-        return values.take(self, scope, name)  # type: ignore[arg-type]  # it is a LiveRun
+        return values.get_value(self, scope, name)  # type: ignore[arg-type]  # it is a LiveRun

@@ -76,7 +76,7 @@ class Host(Protocol):
         """A parked run is due at this time."""
         ...
 
-    def listen(self) -> None:
+    def look_for_messages(self) -> None:
         """A commit has put something into other runs' inboxes."""
         ...
 
@@ -85,6 +85,6 @@ class Host(Protocol):
         """Whether others wait for room: then a waiting run should not linger."""
         ...
 
-    def tell(self, run_id: str) -> None:
+    def notify_watchers(self, run_id: str) -> None:
         """Whoever watches this run (a child run, for one) should look at it."""
         ...

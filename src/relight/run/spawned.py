@@ -145,12 +145,12 @@ class _Join(waits.Receive):
                 self._asking = False
                 waits.Wait.begin(self)
             else:
-                self.rest()
+                self.only_waits()
             waits.hand_over(self.run)
             self.run.wake()
 
     def receive(self, message: Message) -> None:
-        self.stir()
+        self.waits_no_more()
         self.do(_guarded(self, lambda: self._look(message)))
 
     async def _look(self, message: Message | None) -> None:
@@ -212,5 +212,5 @@ async def _will_tell(run: LiveRun, run_id: str) -> bool:
         run_id=run_id, kind=MessageKind.JOIN, name=run.id, dedup=f"join:{run.id}", at=run.services.clock.now()
     )
     (asked,) = await run.read(lambda store: store.post([message]))
-    run.host.listen()
+    run.host.look_for_messages()
     return asked is not None  # else it has ended in this moment

@@ -61,12 +61,12 @@ async def do(op: StepOperation) -> None:
         raise asyncio.CancelledError
     if run.is_unsettled():  # what the body may act on must be durable first, or a crash would give it something else
         mark = run.unsettled
-        await run.settle()
+        await run.wait_until_durable()
         if (
             run.unsettled == mark and run.replay is None
         ):  # nothing new meanwhile: what came then is for those who ask after it
             run.unsettled = 0
-    if run.doubtful:
+    if run.lease_has_lapsed:
         await run.confirm()
     await _attempts(op)
 
@@ -143,7 +143,7 @@ async def _attempts(op: StepOperation) -> None:
     while True:
         if run.phase is not DRIVEN or op.done():
             return  # the next attempt is made when the run comes back, if it does; or the flow has given up on it
-        if attempt > 1 and run.doubtful:
+        if attempt > 1 and run.lease_has_lapsed:
             await run.confirm()
         info = StepInfo(run.run_id(op.scope.run_key), op.key, attempt, run.id)
         asked_at = run.services.clock.now()
@@ -174,7 +174,7 @@ async def _attempts(op: StepOperation) -> None:
             if slot is not None:
                 slot.release()
         await _pause(op, until)
-        await run.settle()
+        await run.wait_until_durable()
         attempt += 1
         deadline = None
 
@@ -204,18 +204,18 @@ async def _pause(op: StepOperation, until: float) -> None:
     over = run.services.loop.create_future()
 
     def due() -> None:
-        op.stir()  # at once: a run that still seemed to wait would be parked with nothing to wake it
+        op.waits_no_more()  # at once: a run that still seemed to wait would be parked with nothing to wake it
         if not over.done():
             over.set_result(None)
 
-    op.rest()
+    op.only_waits()
     alarm = waits.Alarm(run, op.key, until, due)
     if run.blocked:  # the whole run only waits now, and the commit that holds this failure says so
         waits.blocked(run)
     try:
         await over
     finally:
-        op.stir()
+        op.waits_no_more()
         alarm.cancel()
 
 
@@ -229,7 +229,7 @@ async def _announce(op: StepOperation, attempt: int) -> float | None:
     deadline = None if step.timeout_seconds is None else at + step.timeout_seconds
     run.announce(StepStarted(op.key, attempt, at, deadline, fatal))
     if fatal:  # durable before it starts, or a crash would not know that it may not be repeated
-        await run.settle()
+        await run.wait_until_durable()
     return deadline
 
 
@@ -277,7 +277,7 @@ async def _call_in_thread(op: StepOperation, info: StepInfo, slot: Slot | None) 
     thread: Any = scope.thread  # a FlowThread, seen through its protocol
 
     def body() -> Any:
-        if run.doubtful:
+        if run.lease_has_lapsed:
             raise _LapsedError
         if op.done() or op.cut_short() or run.phase is not DRIVEN:
             raise asyncio.CancelledError  # nobody wants it any more: it waited long for a thread

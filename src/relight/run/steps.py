@@ -106,7 +106,7 @@ class StepOperation(Operation):
         plainly = not (
             not self.step.plain
             or (run.unsettled and run.is_unsettled())
-            or run.lapses != run.keeper.lapses  # this and the next: run.doubtful
+            or run.lapses != run.keeper.lapses  # this and the next: run.lease_has_lapsed
             or _monotonic() >= run.keeper.valid_until
             or self.given_up
             or self.interrupted

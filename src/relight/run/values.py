@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from relight.run.live_run import LiveRun
 
 
-def take(run: LiveRun, scope: Scope, name: str) -> Any:
+def get_value(run: LiveRun, scope: Scope, name: str) -> Any:
     """now(), random(), uuid(): no wait for the commit here; the next step waits before it takes effect with it."""
     key = scope.begin(f"${name}")
     make, annotation = VALUES[name]
@@ -44,4 +44,4 @@ def _record(run: LiveRun, event: ValueRecorded) -> None:
 
 async def take_on_loop(run: LiveRun, scope: Scope, name: str) -> Any:
     """The same, for sync code."""
-    return take(run, scope, name)
+    return get_value(run, scope, name)

@@ -94,7 +94,7 @@ class Wait(Operation):
             now = self.run.services.clock.now()
             until = None if self._seconds is None else now + self._seconds
             self.journal_beginning(until, now)
-        self.rest()
+        self.only_waits()
         if until is not None:
             self._alarm = Alarm(self.run, self.key, until, self._due)
 
@@ -116,7 +116,7 @@ class Wait(Operation):
 
     def _due(self) -> None:
         if not self.recorded and not self.done():
-            self.stir()
+            self.waits_no_more()
             self.on_due()
             self.run.record(TimerFired(self.key, self.timed_out, self.run.services.clock.now()), self)
 
@@ -200,7 +200,7 @@ class Deadline(LoopTimer):
     def begin(self) -> None:
         if self.begun is None:
             self.journal_beginning(self._until, self.run.services.clock.now())
-        self.rest()
+        self.only_waits()
         self._alarm = Alarm(self.run, self.key, self._until, self._due)
 
 
@@ -223,7 +223,7 @@ class Receive(Wait):
         return self._name
 
     def begin(self) -> None:
-        message = take(self.run, self) if self.begun is None else None
+        message = take_signal(self.run, self) if self.begun is None else None
         if message is None:
             super().begin()
             hand_over(self.run)
@@ -246,7 +246,7 @@ class Signal(Receive):
         self._message: Message | None = None
 
     def receive(self, message: Message) -> None:
-        self.stir()
+        self.waits_no_more()
         if self._alarm is not None:
             self._alarm.cancel()
         self._message = message
@@ -332,7 +332,7 @@ def wait_for_signal(
     return run.ask(Signal(run, scope, key, name, codec, timeout_seconds, default))
 
 
-def take(run: LiveRun, wait: Receive) -> Message | None:
+def take_signal(run: LiveRun, wait: Receive) -> Message | None:
     """The oldest message this wait wants that nobody has taken. A run's end is news for all who wait for it."""
     for position, message in enumerate(run.mailbox):
         if message.kind is wait.takes and message.name == wait.name:
@@ -353,7 +353,7 @@ def hand_over(run: LiveRun) -> None:
         return
     for operation in list(run.pending.values()):
         if isinstance(operation, Receive) and operation.waiting and not operation.done():
-            message = take(run, operation)
+            message = take_signal(run, operation)
             if message is not None:
                 operation.receive(message)
 
