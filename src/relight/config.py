@@ -116,7 +116,7 @@ class Config(_Section, frozen=True):
             description="a text that is not empty, of at most 255 characters, no control characters among them"
         ),
     ] = None
-    """Stable across restarts, so that an orchestrator knows its own runs again. None: one is made up."""
+    """Stable across restarts, so that an orchestrator knows its own runs again. None: the name of the machine."""
     recovery: Recovery = Recovery()
     checkpoint: Checkpoint = Checkpoint()
     payload: Payload = Payload()

@@ -68,7 +68,8 @@ class Relight:
             print(await run.result())
 
     `url` is a path or sqlite:///path, postgresql://…, or memory: for tests; every other setting of `relight.config` may be
-    given by keyword. A `store` given as an object brings its `leases` (or has none: then one process at a time).
+    given by keyword. A `store` given as an object comes with its `lease_manager`, or has none: then
+    one process at a time.
     `with Relight(...)` (without async) gives the same engine with blocking methods, on a loop of its own.
     """
 

@@ -12,7 +12,8 @@ from relight.model.formats import not_understood
 
 
 class Status(enum.StrEnum):
-    """Where a run is. Only the last three are terminal, and nothing ever leaves a terminal status."""
+    """Where a run is. The last three are terminal: nothing in Relight takes a run out of them by itself. A person may resume a
+    run that recovery gave up on (cancelled, hold=recovery), and a retried flow begins its child runs again."""
 
     PENDING = "pending"  # accepted, not driven yet
     RUNNING = "running"  # an orchestrator drives it (or did, until it crashed)
