@@ -502,7 +502,7 @@ async def test_a_timeout_is_not_renewed_by_a_crash_in_the_back_off(world: World)
     await until(lambda: "t" in rl.orchestrator.live)
     world.clock.advance("1h")
     await until(lambda: calls.count("a") == 2)
-    await until(lambda: world.rl.orchestrator.live["t"].due)
+    await until(lambda: world.rl.orchestrator.live["t"].timers.due)
     world.clock.advance("1h")
     assert "did not finish within its timeout of 10800" in await timed(world, "t")
 

@@ -120,7 +120,7 @@ async def test_given_up_on_twice_the_second_time_when_its_end_was_recorded(world
 
     rl = await world.open()
     run = await rl.start(twice)
-    await until(lambda: rl.orchestrator.live[run.id].due)
+    await until(lambda: rl.orchestrator.live[run.id].timers.due)
     world.clock.advance(1)
     await until(lambda: cleaning)
     await gate.open()

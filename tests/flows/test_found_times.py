@@ -346,7 +346,7 @@ async def test_signals_that_are_taken_back_come_in_the_order_in_which_they_were_
     await until(lambda: not rl.orchestrator.live[run.id].inflight)
     for name in ("first", "second"):
         await run.signal("m", name)
-    await until(lambda: rl.orchestrator.live[run.id].heard == 2)
+    await until(lambda: rl.orchestrator.live[run.id].inbox.heard == 2)
     await turns()
     commits.let_go()
     if crash:

@@ -67,7 +67,7 @@ async def test_a_short_sleep_stays_in_memory(world: World):
     live = rl.orchestrator.live[run.id]
     world.clock.advance("500ms")
     assert await run.result() == "rested"
-    assert live.outcome is not None  # the very object that began it also ended it
+    assert live.departure.outcome is not None  # the very object that began it also ended it
 
 
 async def test_a_sleep_of_nothing_is_no_wait(world: World):

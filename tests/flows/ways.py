@@ -127,7 +127,7 @@ async def _parked(world: World, run: Handle) -> bool:
     assert row.status.value in ("waiting", "running"), f"{row.status}: {row.reason} {row.error!r}"
     live = world.rl.orchestrator.live.get(run.id)
     if live is not None:
-        if live.park_armed:  # else it is leaving, and others would fall due in the time that the store takes
+        if live.departure.park_armed:  # else it is leaving, and others would fall due in the time that the store takes
             world.clock.advance(world.rl.config.park_after_seconds)
         return False
     return row.status.value == "waiting" and row.owner is None

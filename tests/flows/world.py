@@ -236,7 +236,9 @@ class World:
     async def _parked(self, run: Handle) -> bool:
         live = self.rl.orchestrator.live.get(run.id)
         if live is not None:
-            if live.park_armed:  # else it is leaving, and others would fall due in the time that the store takes
+            if (
+                live.departure.park_armed
+            ):  # else it is leaving, and others would fall due in the time that the store takes
                 self.clock.advance(self.rl.config.park_after_seconds)
             return False
         return (await self.row(run.id)).owner is None

@@ -223,7 +223,7 @@ class Orchestrator:
         for message in told:
             run.deliver(message)
         if run.stopping is None:  # else it has heard what it could
-            run.heard = max(run.heard, newest)  # a pause that was taken back must not be heard of once more
+            run.inbox.heard = max(run.inbox.heard, newest)  # a pause that was taken back must not be heard of once more
         if run.cancel_reason is not None:
             cancel.begin_grace(run)
         execute.drive(run, flow)
@@ -239,8 +239,8 @@ class Orchestrator:
         self.services.keeper.detach(run.id)
         run.let_go()
         self.memory.own.discard(run.id)
-        self.notify_watchers(run.id, run.outcome)
-        if run.row.parent_id is not None or run.joined:
+        self.notify_watchers(run.id, run.departure.outcome)
+        if run.row.parent_id is not None or run.inbox.joined:
             self.look_for_messages()  # the message to whoever waits for it is in the store now
         self._room_is_free()
 
@@ -275,7 +275,7 @@ class Orchestrator:
             return
         if run.writer.lost:
             self.check_ownership([run.id], crashed=True)  # if it is in our name even so, nobody else will look at it
-        elif run.missed:
+        elif run.inbox.missed:
             self.waker.look_for_due()  # what it missed before it left has made it due
         self._room_is_free()
 

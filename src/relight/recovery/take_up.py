@@ -331,9 +331,9 @@ async def _act(orchestrator: RunsInMemory, restored: _Restored, crashed: bool) -
         run.let_go()
         return
     orchestrator.enter(run)
-    run.heard = max((message.id for message in restored.inbox), default=0)
+    run.inbox.heard = max((message.id for message in restored.inbox), default=0)
     write = _final_write(restored)
-    if run.held is not None:  # whoever resumed it came too early, and has been heard
+    if run.departure.held is not None:  # whoever resumed it came too early, and has been heard
         run.writer.consume([message.id for message in restored.inbox if message.kind is MessageKind.RESUME])
         if not crashed:  # see _record_recovery
             run.log(_TOKENS[decision.action], decision.reason)
@@ -361,11 +361,11 @@ def _final_write(restored: _Restored) -> Callable[[], None] | None:
         encoded = msgspec.json.encode(error)
         return lambda: _end(run, restored.state, failed, error=encoded, reason=decision.reason)
     if decision.action is Action.HOLD_POISON:
-        run.held = (Hold.POISON, decision.reason)
+        run.departure.held = (Hold.POISON, decision.reason)
     elif decision.action is Action.HOLD_VERSION:
-        run.held = (Hold.VERSION, decision.reason)
+        run.departure.held = (Hold.VERSION, decision.reason)
     else:
-        run.held = (Hold.DEFINITION, decision.reason)
+        run.departure.held = (Hold.DEFINITION, decision.reason)
     return None
 
 

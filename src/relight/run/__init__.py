@@ -7,7 +7,7 @@ Knows nothing of other runs in memory, of how it came there, or of who owns what
     execute         the flow function: called, retried, timed out, ended; arguments: what it is called with
     requests        what flow code may ask of its run; operation: what it has asked for, until it is told the outcome
     steps           step_bodies: attempts and back-off; long_steps: those that take long are announced
-    waits           everything that waits for a time or a message; inbox: how the run hears messages
+    waits           everything that waits for a time or a message; alarms: its times; inbox: how the run hears messages
     fanout          foreach and parallel; children, spawned: child runs and spawned runs; values: now, random, uuid
     sync_flows      flows that are plain functions, in threads
     recording       what operations do with the journal; checkpoint: a long journal is folded

@@ -29,6 +29,7 @@ from relight.model import journal as j
 from relight.model.replay import Open, restore
 from relight.model.run import Hold
 from relight.run import leaving, next_generation, replaying, step_bodies, waits
+from relight.run.alarms import Alarm
 from relight.run.arguments import input_refusal
 from relight.run.operation import Operation
 from relight.run.phase import DRIVEN, ENDED, ENDING
@@ -236,7 +237,7 @@ class _BackOff(Operation):
         super().__init__(run, scope, key)
         self._call = call
         self._failure = failure  # None: it is recorded, and the pause is under way
-        self._alarm: waits.Alarm | None = None
+        self._alarm: Alarm | None = None
 
     def begin(self) -> None:
         if self._failure is None:
@@ -254,7 +255,7 @@ class _BackOff(Operation):
 
     def _wait(self, until: float) -> None:
         self.only_waits()
-        self._alarm = waits.Alarm(self.run, self.key, until, self._due)
+        self._alarm = Alarm(self.run, self.key, until, self._due)
 
     def stop(self) -> None:
         super().stop()

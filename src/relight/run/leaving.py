@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from relight.clock import Timer
 from relight.errors import StoreError
 from relight.model import journal as j
-from relight.model.run import Hold, LogLine, Message, MessageKind, RunChange, Status
+from relight.model.run import Hold, LogLine, Message, MessageKind, Run, RunChange, Status
 from relight.run.phase import CLOSING, DRIVEN, ENDED, ENDING, LEAVING, LEFT, STOPPING
 from relight.telemetry import Token, log
 
@@ -36,32 +37,46 @@ _HELD = {
 }
 
 
+class Departure:
+    """How a run leaves memory."""
+
+    __slots__ = ("calm", "held", "outcome", "park_armed", "park_timer", "refusals")
+
+    def __init__(self) -> None:
+        self.held: tuple[Hold, str] | None = None  # it cannot go on, and why
+        self.outcome: Run | None = None  # the final row, once it is committed
+        self.park_armed = False
+        self.park_timer: Timer | None = None
+        self.calm: asyncio.Future[None] | None = None  # whoever takes it out of memory waits for the last body to end
+        self.refusals = 0  # so often the flow's code was told that it is unwound
+
+
 # ---- leaving memory
 
 
 def due_at(run: LiveRun) -> float | None:
     """When this run is due by itself while it waits."""
-    return min(run.due.values(), default=None)
+    return min(run.timers.due.values(), default=None)
 
 
 def consider_parking(run: LiveRun) -> None:
     """The whole run waits: let it leave memory if it still does after a moment."""
-    if run.park_armed or run.stopping is not None or run.cancel_reason is not None:
+    if run.departure.park_armed or run.stopping is not None or run.cancel_reason is not None:
         return
     due = due_at(run)
     if due is not None and due - run.services.clock.now() <= run.services.config.park_after_seconds:
         return  # not worth it
-    run.park_armed = True
+    run.departure.park_armed = True
     # At once when others want its room, or when it is a sync flow, which would hold its thread.
     if run.host.crowded or run.turns.threads:
         run.services.loop.call_soon(_check_parking, run)
     else:
         seconds = run.services.config.park_after_seconds
-        run.park_timer = run.services.clock.call_later(seconds, lambda: _check_parking(run))
+        run.departure.park_timer = run.services.clock.call_later(seconds, lambda: _check_parking(run))
 
 
 def _check_parking(run: LiveRun) -> None:
-    run.park_armed = False
+    run.departure.park_armed = False
     if run.phase is not DRIVEN or run.cancel_reason is not None or not run.blocked:
         return  # when it is blocked again, this is considered again
     run.services.background.start(park(run), "park", run.broke)
@@ -92,9 +107,9 @@ def _begin_departure(run: LiveRun, reason: str) -> bool:
     if run.phase > STOPPING:
         return False
     run.enter(LEAVING)
-    if run.early:  # it never gets to hear these: they stay in the inbox
-        run.missed = True
-        run.heard = run.early[0].id - 1
+    if run.inbox.early:  # it never gets to hear these: they stay in the inbox
+        run.inbox.missed = True
+        run.inbox.heard = run.inbox.early[0].id - 1
     if run.stopping is None and run.writer.notes:
         run.writer.flush()
     run.stopping = run.stopping or reason
@@ -108,18 +123,18 @@ async def _depart(run: LiveRun, reason: str, grace_seconds: float, write: Any) -
     run.turns.unwind(reason)
     await _threads_gone(run, grace_seconds)
     await _bodies_gone(run)
-    asked_to_end = next((message for message in run.early if message.kind is MessageKind.CANCEL), None)
-    if run.held is not None and asked_to_end is not None and run.held[0] is not Hold.UPGRADE:
+    asked_to_end = next((message for message in run.inbox.early if message.kind is MessageKind.CANCEL), None)
+    if run.departure.held is not None and asked_to_end is not None and run.departure.held[0] is not Hold.UPGRADE:
         end_without_code(run, cancel_reason(asked_to_end))
-    elif run.held is not None:
-        kind, why = run.held
+    elif run.departure.held is not None:
+        kind, why = run.departure.held
         log(*_HELD.get(kind, (logging.WARNING, Token.RUN_HELD)), f"run {run.id}: {why}")
         run.change(Status.PAUSED, hold=kind, reason=why, owner=None, heard=run.last_heard)
     elif write is not None:
         write()
     run.enter(CLOSING)
     await run.writer.committed()
-    if run.outcome is not None and not run.writer.lost:
+    if run.departure.outcome is not None and not run.writer.lost:
         run.enter(ENDED)
         run.host.ended(run)
     else:
@@ -133,8 +148,8 @@ async def _calm(run: LiveRun, grace_seconds: float) -> float:
         return grace_seconds
     loop = run.services.loop
     until = loop.time() + grace_seconds
-    run.calm = loop.create_future()
-    await asyncio.wait([run.calm], timeout=grace_seconds)
+    run.departure.calm = loop.create_future()
+    await asyncio.wait([run.departure.calm], timeout=grace_seconds)
     left = max(until - loop.time(), 0.0)
     return left if run.inflight else max(left, min(grace_seconds, PARK_GRACE_SECONDS))
 
@@ -144,8 +159,8 @@ def body_ended(run: LiveRun, key: str) -> None:
     ended = run.inflight.pop(key, None)
     if ended is not None:
         run.services.long_steps.drop(ended)
-    if run.calm is not None and not run.inflight and not run.calm.done():
-        run.calm.set_result(None)
+    if run.departure.calm is not None and not run.inflight and not run.departure.calm.done():
+        run.departure.calm.set_result(None)
 
 
 async def _threads_gone(run: LiveRun, grace_seconds: float) -> None:
@@ -198,7 +213,7 @@ def depart_by_itself(run: LiveRun) -> None:
 def failed(run: LiveRun) -> None:
     """The recorder gave up on what the run did last, its end perhaps: it must not go on as if that were written."""
     run.stopping = run.stopping or "its entries could not be written by this process"
-    run.outcome = None
+    run.departure.outcome = None
     if not run.departing:
         _stop(run)
         depart_by_itself(run)
@@ -230,10 +245,10 @@ def fenced(run: LiveRun, refused: bool) -> None:
     run.services.metrics.fenced.inc(refused)
     run.services.metrics.false_deaths.inc()
     run.services.background.start(_note_fenced(run), "note")
-    if run.over and run.outcome is None and run.next is None:
+    if run.over and run.departure.outcome is None and run.next is None:
         return  # its code has ended, and the object is about to be let go
     run.stopping = run.stopping or "fenced"
-    run.outcome = None
+    run.departure.outcome = None
     stop_bodies(run)
     if not run.departing:
         _stop(run)
@@ -302,6 +317,8 @@ def conclude(run: LiveRun, event: j.RunCompleted | j.RunFailed | j.RunCancelled,
 def end(run: LiveRun, status: Status, at: float, **fields: Any) -> None:
     """What every end of a root run writes beside its final entry. Whoever spawned it is told, always: it waits, perhaps."""
     run.change(status, **fields)
-    run.outcome = msgspec.structs.replace(run.row, status=status, updated_at=at, owner=None, wake_at=None, **fields)
+    run.departure.outcome = msgspec.structs.replace(
+        run.row, status=status, updated_at=at, owner=None, wake_at=None, **fields
+    )
     if run.row.parent_id is not None:
         run.writer.send(Message.end_of(run.id, run.writer.epoch, at, to=run.row.parent_id))

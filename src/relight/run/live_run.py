@@ -13,12 +13,11 @@ themselves are in their own files, see `requests.py`.
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from relight.errors import ContinueAs, OutsideRunError, RelightError, RunCancelled, Unwind
@@ -30,6 +29,7 @@ from relight.model.replay import Open, Outcome, TreeState, retried_at
 from relight.model.run import Hold, Message, Run
 from relight.record.writer import GONE
 from relight.run import at_rest, cancel, checkpoint, execute, inbox, leaving, replaying, waits
+from relight.run.alarms import Timers
 from relight.run.operation import GIVEN_UP, Operation
 from relight.run.phase import DRIVEN, STOPPING
 from relight.run.recording import RunRecord
@@ -49,11 +49,10 @@ class LiveRun(RunRecord, Asking):
 
     # fmt: off
     __slots__ = (
-        "__weakref__", "_advancing", "_asked", "_refusals", "_when_live", "_woken", "asked_to_continue", "begun_again",
-        "busy", "calm", "cancel_reason", "cancelled", "children", "created", "deadlocked", "due", "early",
-        "heard", "held", "host", "inflight", "joined", "kept", "left_open", "loop", "mailbox", "main", "main_done",
-        "missed", "numbers", "outcome", "overdue", "park_armed", "pending", "recovered", "replay", "restored",
-        "retried", "saying_so", "spun", "step_call", "taken_back", "timers", "told", "turns", "unawaited",
+        "__weakref__", "_advancing", "_asked", "_when_live", "_woken", "asked_to_continue", "begun_again", "busy",
+        "cancel_reason", "cancelled", "children", "created", "deadlocked", "departure", "host", "inbox", "inflight", "kept",
+        "left_open", "loop", "main", "main_done", "numbers", "pending", "recovered", "replay", "restored", "retried",
+        "saying_so", "spun", "step_call", "timers", "told", "turns", "unawaited",
     )
     # fmt: on
 
@@ -94,23 +93,11 @@ class LiveRun(RunRecord, Asking):
         # Messages and times.
         self.cancel_reason = state.cancelled.reason if state.cancelled is not None else None
         self.cancelled = False  # and the flow has been told so
-        self.mailbox = [waits.returned(self.id, one) for one in state.unclaimed]
-        self.taken_back = {one.id for one in self.mailbox}  # those of the mailbox that are in the inbox no more
-        self.early: Sequence[Message] = ()  # came before the flow could hear: it was being called, or replayed
-        self.missed = False  # a message came when the run could no longer hear it
-        self.joined = False  # another run waits for this one's end
-        self.heard = 0  # the newest message that this object has heard: they come in the order of their ids
-        self.timers: dict[int, dict[waits.LoopTimer, None]] = {}  # see waits.cancel_timers
-        self.due: dict[str, float] = {}  # when what waits for a time is due, by key
-        self.overdue: list[waits.Alarm] | None = None  # while the run comes back: what has been due meanwhile
+        self.inbox: inbox.Inbox = inbox.Inbox([waits.returned(self.id, one) for one in state.unclaimed])
+        self.timers: Timers = Timers()
 
-        # Leaving memory.
-        self._refusals = 0
-        self.held: tuple[Hold, str] | None = None  # it cannot go on, and why
-        self.outcome: Run | None = None  # the final row, once it is committed
-        self.park_armed = False
         self.inflight: dict[str, Operation] = {}  # steps whose bodies are under way
-        self.calm: asyncio.Future[None] | None = None  # whoever takes it out of memory waits for the last body to end
+        self.departure: leaving.Departure = leaving.Departure()
 
     def let_go(self) -> None:
         """Nobody needs this object any more: break its reference cycles, which cost the collector a tenth of a short run."""
@@ -119,8 +106,8 @@ class LiveRun(RunRecord, Asking):
         self.pending.clear()
         self.loop.let_go()
         self.turns = NO_TURNS
-        if self.park_timer is not None:
-            self.park_timer.cancel()  # or it would be kept for as long as that takes
+        if self.departure.park_timer is not None:
+            self.departure.park_timer.cancel()  # or it would be kept for as long as that takes
 
     # ---- in which order the flow goes on
 
@@ -176,7 +163,7 @@ class LiveRun(RunRecord, Asking):
             self._advancing = loop.driven = False
             if not floor.batch:
                 floor.leave()
-            if self.held is not None and not self.departing:
+            if self.departure.held is not None and not self.departing:
                 leaving.depart_by_itself(self)
 
     def _go_on(self) -> bool:
@@ -237,7 +224,7 @@ class LiveRun(RunRecord, Asking):
         self.do_when_live()
         inbox.hear_early(self)
         in_flight, self._asked = [*self.pending.values()], []
-        self.overdue = []
+        self.timers.overdue = []
         for operation in in_flight:
             if operation not in replay.anew:
                 self.begin(operation)
@@ -319,8 +306,8 @@ class LiveRun(RunRecord, Asking):
 
     def stop_reason(self) -> BaseException | None:
         if self.stopping is not None:
-            self._refusals += 1
-            return Unwind(self.stopping, stubborn=self._refusals > MOST_REFUSALS)
+            self.departure.refusals += 1
+            return Unwind(self.stopping, stubborn=self.departure.refusals > MOST_REFUSALS)
         if self.over or self.main_done:
             return OutsideRunError(
                 f"run {self.id!r} is over: this task or thread has outlived it, and nothing it does can be recorded; "
@@ -370,7 +357,7 @@ class LiveRun(RunRecord, Asking):
     @property
     def last_heard(self) -> int:
         """Up to which message this object has heard everything: with a newer one in its inbox, the run is due at once."""
-        return self.early[0].id - 1 if self.early else self.heard
+        return self.inbox.early[0].id - 1 if self.inbox.early else self.inbox.heard
 
     # ---- leaving memory
 
@@ -378,8 +365,8 @@ class LiveRun(RunRecord, Asking):
         """The run cannot go on, and will be held with this reason: nothing begins and nothing is told any more."""
         if self.over:
             return  # it has ended, or its next generation begins in a moment: this is of no concern any more
-        if self.held is None and not self.departing:
-            self.held = (kind, str(error))
+        if self.departure.held is None and not self.departing:
+            self.departure.held = (kind, str(error))
         self.stopping = self.stopping or f"held: {error}"
         if self.phase is DRIVEN:
             self.enter(STOPPING)

@@ -109,25 +109,25 @@ def _unclaimed(run: LiveRun) -> list[Unclaimed]:
     """Signals that are in no inbox any more, and that nobody has taken."""
     return [
         Unclaimed(one.id, one.name, j.NULL if one.payload_blob else msgspec.Raw(one.payload), one.payload_blob)
-        for one in run.mailbox
-        if one.id in run.taken_back
+        for one in run.inbox.mailbox
+        if one.id in run.inbox.taken_back
     ]
 
 
 def _forget_ends(run: LiveRun) -> None:
     """Ends of runs that this generation has spawned and did not wait for. Whoever waits for one of them in the next looks at its
     row first: so these tell nothing, and a run that spawns for ever would collect them for ever."""
-    ends = [one.id for one in run.mailbox if one.kind is MessageKind.ENDED]
+    ends = [one.id for one in run.inbox.mailbox if one.kind is MessageKind.ENDED]
     if ends:
         run.writer.consume(ends)
-        run.mailbox = [one for one in run.mailbox if one.kind is not MessageKind.ENDED]
+        run.inbox.mailbox = [one for one in run.inbox.mailbox if one.kind is not MessageKind.ENDED]
 
 
 def deliver(run: LiveRun, message: Message) -> None:
     """A message reached the run while its next generation is being committed: it is for that."""
-    if message.id > run.heard:
-        run.heard = message.id
-        run.early = [*run.early, message]
+    if message.id > run.inbox.heard:
+        run.inbox.heard = message.id
+        run.inbox.early = [*run.inbox.early, message]
 
 
 def _is_durable(run: LiveRun) -> None:
@@ -149,5 +149,5 @@ def inherit(run: LiveRun, last: LiveRun) -> None:
     run.writer.run = run
     if run.writer.checkpoint_at is not None:  # else one is being made, and says when the next is due
         run.writer.checkpoint_at = run.writer.sequence + run.services.config.checkpoint.every
-    run.mailbox, run.taken_back = last.mailbox, last.taken_back
-    run.early, run.heard, run.joined = last.early, last.heard, last.joined
+    run.inbox.mailbox, run.inbox.taken_back = last.inbox.mailbox, last.inbox.taken_back
+    run.inbox.early, run.inbox.heard, run.inbox.joined = last.inbox.early, last.inbox.heard, last.inbox.joined

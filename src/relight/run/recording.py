@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from relight.clock import SYSTEM_CLOCK, Timer
+from relight.clock import SYSTEM_CLOCK
 from relight.errors import (
     CorruptionError,
     OutsideRunError,
@@ -50,7 +50,6 @@ class RunRecord:
         "next",
         "now",
         "over",
-        "park_timer",
         "path",
         "phase",
         "row",
@@ -86,7 +85,6 @@ class RunRecord:
         self.phase = DRIVEN
         self.over = False  # as the phase tells: nothing of this object may act any more
         self.stopping: str | None = None  # why nothing begins and nothing is told any more
-        self.park_timer: Timer | None = None
 
     def enter(self, phase: Phase) -> None:
         """The run has come so far."""

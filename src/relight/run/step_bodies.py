@@ -18,6 +18,7 @@ from relight.flow.payloads import record_error
 from relight.flow.scope import CURRENT, StepInfo
 from relight.model.journal import StepCompleted, StepFailed, StepRetrying, StepStarted
 from relight.run import cancel, leaving, waits
+from relight.run.alarms import Alarm
 from relight.run.phase import DRIVEN
 from relight.run.recording import RUNNING
 from relight.telemetry import Token, log
@@ -209,7 +210,7 @@ async def _pause(op: StepOperation, until: float) -> None:
             over.set_result(None)
 
     op.only_waits()
-    alarm = waits.Alarm(run, op.key, until, due)
+    alarm = Alarm(run, op.key, until, due)
     if run.blocked:  # the whole run only waits now, and the commit that holds this failure says so
         waits.blocked(run)
     try:

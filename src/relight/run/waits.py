@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from relight.clock import Timer
 from relight.errors import PayloadError, Unwind
 from relight.execution.run_loop import Ready
 from relight.flow.operations import MISSING
@@ -24,53 +23,13 @@ from relight.model.journal import NULL, OperationCancelled, SignalReceived, Time
 from relight.model.replay import Ending, Outcome, Unclaimed
 from relight.model.run import Message, MessageKind, Status
 from relight.run import leaving
+from relight.run.alarms import Alarm
 from relight.run.operation import Operation
-from relight.run.phase import DRIVEN
 
 if TYPE_CHECKING:
     from relight.run.live_run import LiveRun
 
-# Timers are re-armed at least this often, because a deadline is wall-clock time and timers count monotonic time.
-LONGEST_TIMER_SECONDS = 3600.0
-
 _UNSAFE = re.compile(r"[^\w.\- ]")
-
-
-class Alarm:
-    """Calls back at a wall-clock time, and keeps that time among those the run is due at."""
-
-    __slots__ = ("_callback", "_key", "_run", "_timer", "until")
-
-    def __init__(self, run: LiveRun, key: str, until: float, callback: Any) -> None:
-        self._run = run
-        self._key = key
-        self.until = until
-        self._callback = callback
-        self._timer: Timer | None = None
-        run.due[key] = until
-        self._arm()
-
-    def _arm(self) -> None:
-        run = self._run
-        remaining = self.until - run.services.clock.now()
-        if remaining > 0:
-            self._timer = run.services.clock.call_later(min(remaining, LONGEST_TIMER_SECONDS), self._arm)
-        elif run.overdue is not None:
-            run.overdue.append(self)
-        else:
-            self.go_off()
-
-    def go_off(self) -> None:
-        """Its time has come."""
-        if self._key in self._run.due:
-            self.cancel()
-            if self._run.phase is DRIVEN:
-                self._callback()
-
-    def cancel(self) -> None:
-        self._run.due.pop(self._key, None)
-        if self._timer is not None:
-            self._timer.cancel()
 
 
 class Wait(Operation):
@@ -155,7 +114,7 @@ class LoopTimer(Wait):
         self._ready = ready
         self._when = when
         # The timers of one call of a flow, which end with it.
-        self._siblings = run.timers.setdefault(id(scope.branches), {})
+        self._siblings = run.timers.of_calls.setdefault(id(scope.branches), {})
         self._siblings[self] = None
 
     def cancel(self, msg: Any = None) -> bool:
@@ -186,7 +145,7 @@ def start_timer(run: LiveRun, scope: Scope, when: float, seconds: float, ready: 
 
 def cancel_timers(run: LiveRun, scope: Scope) -> None:
     """A call of a flow is over: timers that it has made by `call_later` and left behind end with it, as its tasks do."""
-    for timer in list(run.timers.pop(id(scope.branches), ())):
+    for timer in list(run.timers.of_calls.pop(id(scope.branches), ())):
         timer.cancel()
 
 
@@ -273,7 +232,7 @@ class Signal(Receive):
         output, blob = (NULL, message.payload_blob) if message.payload_blob else run.payload(data)
         run.record(SignalReceived(self.key, output, blob, message.id, self._name, run.now()), self)
         run.writer.consume([message.id])
-        run.taken_back.discard(message.id)
+        run.inbox.taken_back.discard(message.id)
 
     def stop(self) -> None:
         super().stop()
@@ -288,7 +247,7 @@ class Signal(Receive):
         if outcome is not None and outcome.message_id:
             run, taken = self.run, Unclaimed(outcome.message_id, outcome.name, outcome.output, outcome.blob)
             self._message = returned(run.id, taken)
-            run.taken_back.add(taken.message_id)
+            run.inbox.taken_back.add(taken.message_id)
             run.when_live(lambda: run.record(OperationCancelled(key, by_flow=True, at=run.now())))
 
     def take_back(self) -> None:
@@ -296,8 +255,8 @@ class Signal(Receive):
         message, self._message = self._message, None
         if message is not None:
             if self.recorded:  # it is in the inbox no more
-                self.run.taken_back.add(message.id)
-            bisect.insort(self.run.mailbox, message, key=lambda one: one.id)  # before what came after it
+                self.run.inbox.taken_back.add(message.id)
+            bisect.insort(self.run.inbox.mailbox, message, key=lambda one: one.id)  # before what came after it
             hand_over(self.run)
 
     def _open(self, data: Any) -> None:
@@ -334,22 +293,22 @@ def wait_for_signal(
 
 def take_signal(run: LiveRun, wait: Receive) -> Message | None:
     """The oldest message this wait wants that nobody has taken. A run's end is news for all who wait for it."""
-    for position, message in enumerate(run.mailbox):
+    for position, message in enumerate(run.inbox.mailbox):
         if message.kind is wait.takes and message.name == wait.name:
-            return message if message.kind is MessageKind.ENDED else run.mailbox.pop(position)
+            return message if message.kind is MessageKind.ENDED else run.inbox.mailbox.pop(position)
     return None
 
 
 def forget(run: LiveRun, message: Message) -> None:
     """It no longer holds: whoever waits for such a message waits for the next."""
-    if message in run.mailbox:  # else another branch that had it, too, has come before
-        run.mailbox.remove(message)
+    if message in run.inbox.mailbox:  # else another branch that had it, too, has come before
+        run.inbox.mailbox.remove(message)
     run.writer.consume([message.id])
 
 
 def hand_over(run: LiveRun) -> None:
     """Give messages to the waits that want them, first come first served."""
-    if not run.mailbox or run.overdue is not None:
+    if not run.inbox.mailbox or run.timers.overdue is not None:
         return
     for operation in list(run.pending.values()):
         if isinstance(operation, Receive) and operation.waiting and not operation.done():
@@ -361,16 +320,16 @@ def hand_over(run: LiveRun) -> None:
 def catch_up(run: LiveRun) -> None:
     """The run is back. What happened while it was away reaches it in the order of time, as if it had been there: times that have
     passed, and messages that came before or after them."""
-    overdue, run.overdue = run.overdue or [], None
-    late = run.mailbox
+    overdue, run.timers.overdue = run.timers.overdue or [], None
+    late = run.inbox.mailbox
     for alarm in sorted(overdue, key=lambda one: one.until):
-        run.mailbox = [message for message in late if message.at <= alarm.until]
-        if run.mailbox:
+        run.inbox.mailbox = [message for message in late if message.at <= alarm.until]
+        if run.inbox.mailbox:
             later = [message for message in late if message.at > alarm.until]
             hand_over(run)
-            late = [*run.mailbox, *later]
+            late = [*run.inbox.mailbox, *later]
         alarm.go_off()
-    run.mailbox = late
+    run.inbox.mailbox = late
     hand_over(run)
 
 
