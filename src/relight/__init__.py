@@ -3,6 +3,7 @@
 A map of the package, in the order in which a run meets it:
 
     flow/        what users write: @flow, @step, sleep, wait_for, foreach, …
+    sync.py      the same names with the types that they have in sync code
     engine.py    Relight: opens the store, starts and stops everything; handle.py, blocking.py: what callers hold
     lifecycle/   a run's life: start, execute, record, checkpoint, hold, recover
     recovery/    who notices what died
