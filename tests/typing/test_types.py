@@ -2,8 +2,8 @@
 
 The files in `programs/` are user code: they are checked as a user would, by `mypy --strict` and by pyright, against the installed
 package. A line that ends in `# error` must be an error for both checkers, and no other line may be one. The programs without such
-lines are also run: what `assert_type` says of a value must hold then. mypy checks the code of the README and of docs/ as well.
-Each checker runs once, over everything, since that costs seconds.
+lines are also run: what `assert_type` says of a value must hold then. The examples and the README are user code as well, for mypy
+also the other pages. Each checker runs once, over everything, since that costs seconds.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import pytest
 
 import relight
 import relight.sync
+from tests.docs.test_readme import README
 from tests.docs.test_snippets import PAGES, ROOT, program
 
 PROGRAMS = sorted((Path(__file__).parent / "programs").glob("*.py"))
 WITH_MISTAKES = [file for file in PROGRAMS if "# error\n" in file.read_text()]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SYNC_STUB = Path(relight.sync.__file__).with_suffix(".pyi")
-
-Lines = set[tuple[str, int]]  # of files, by name
 
 
 def mypy(files: list[Path], folder: Path) -> dict[tuple[str, int], str]:
@@ -85,23 +85,23 @@ def test_the_programs_have_the_types_they_say_and_no_mistake_is_missed(check, tm
         for number, line in enumerate(file.read_text().splitlines(), start=1)
         if line.endswith("  # error")
     }
-    pages = [page for page in PAGES if program(page)] if check is mypy else []
-    for page in pages:
-        (tmp_path / page_name(page)).write_text(program(page))
-    found = check([*PROGRAMS, *(tmp_path / page_name(page) for page in pages)], tmp_path)
+    pages = {page_name(page): program(page) for page in (PAGES if check is mypy else [README])}
+    for name, code in pages.items():
+        (tmp_path / name).write_text(code)
+    found = check([*PROGRAMS, *EXAMPLES, *(tmp_path / name for name in pages)], tmp_path)
     assert not {place: message for place, message in found.items() if place not in expected}, "these are no mistakes"
     assert not sorted(expected - set(found)), "these are mistakes"
 
 
 def page_name(page: Path) -> str:
-    """A page's program, as a module: README.md is readme.py, with the line numbers of the page."""
+    """A page's program as a file: README.md is page_readme.py, with the line numbers of the page."""
     return f"page_{page.stem.replace('-', '_').lower()}.py"
 
 
 def test_there_are_mistakes_and_programs_without():
     assert [file.name for file in WITH_MISTAKES] == ["wrong.py"]
     assert len(PROGRAMS) > 3
-    names = [page_name(page) for page in PAGES]
+    names = [*(file.name for file in [*PROGRAMS, *EXAMPLES]), *(page_name(page) for page in PAGES)]
     assert len(set(names)) == len(names), "errors are known by the file's name"
 
 
