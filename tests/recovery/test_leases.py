@@ -184,7 +184,7 @@ async def test_what_is_taken_up_while_the_lease_is_lost_is_let_go(engines: Engin
     """It came into memory after everything there had been let go of: driven on, nobody else could ever have it."""
     work, gate, reading = Work(), asyncio.Event(), asyncio.Event()
     a = await engines.start("a")
-    await a.start(work.flow, id="r")
+    await a.start(work.flow.with_id("r"))
     await until(lambda: work.begun == 1)
     b = await engines.start("b")
     assert b._recovery is not None
@@ -221,7 +221,7 @@ async def test_what_was_being_started_while_the_lease_was_lost_is_let_go(
         return await commit(commits)
 
     monkeypatch.setattr(engines.store, "commit", held_back)
-    started = asyncio.create_task(a.start(work.flow, id="r"))
+    started = asyncio.create_task(a.start(work.flow.with_id("r")))
     await creating.wait()
     engines.leases["a"].cut = True
     await until(lambda: not a.services.keeper.held)
