@@ -79,7 +79,7 @@ async def agent(task: str) -> list[Note]:
 
 async def main() -> None:
     async with Relight("agent.db") as rl:
-        run = await rl.start(agent, "Plan a trip to Vienna.", id="trip-1")
+        run = await rl.start(agent.with_id("trip-1"), "Plan a trip to Vienna.")
         if not (await run.status()).terminal:
             await run.signal("answer", "On Friday.", id="first answer")
         for note in await run.result():

@@ -6,7 +6,8 @@ python examples/billing.py
 from dataclasses import dataclass
 from decimal import Decimal
 
-from relight import Relight, Retry, current_step, flow, foreach, now, parallel, sleep, step
+from relight import Relight, Retry, current_step, now
+from relight.sync import flow, foreach, parallel, sleep, step  # with the types that they have without async
 
 
 @dataclass
@@ -42,20 +43,19 @@ def send(invoice: Invoice) -> str:
 def bill(customer: str) -> str:
     amount, factor = parallel(lambda: usage(customer), lambda: discount(customer))
     invoice = Invoice(customer, (amount * factor).quantize(Decimal("0.01")), f"{now():%Y-%m}-{customer}")
-    number: str = send(invoice)
-    return number
+    return send(invoice)
 
 
 @flow(timeout="1d")
 def billing(month: str) -> list[str]:
-    sent: list[str] = foreach(customers(), bill)
+    sent = foreach(customers(), bill)
     sleep("100ms")  # a real one might wait for the payments: "14d", without holding a thread
     return sent
 
 
 def main() -> None:
     with Relight("billing.db") as rl:
-        run = rl.start(billing, "2026-11", id="billing-2026-11")  # once per month, however often this is started
+        run = rl.start(billing.with_id("billing-2026-11"), "2026-11")  # once per month, however often this is started
         print(f"{run.id}: {len(run.result())} invoices, {run.status()}")
 
 

@@ -59,7 +59,7 @@ async def checkout(order: Order) -> str:
 async def main(*, approve: bool) -> None:
     order = Order(id=f"order-{'1' if approve else '2'}", items=["tea", "cup", "spoon"], cents=2390)
     async with Relight("checkout.db") as rl:
-        run = await rl.start(checkout, order, id=order.id)
+        run = await rl.start(checkout.with_id(order.id), order)
         if not (await run.status()).terminal:
             # Usually another process does this, days later: a web handler, or a colleague's script.
             await run.signal("decision", Decision(approve, "Grace"), id="the decision")

@@ -53,7 +53,7 @@ async def import_orders(source: str) -> int:
 async def main() -> None:
     async with Relight("import.db") as rl:
         # The same id: the second start of this program finds the run that the first one left behind.
-        print("characters loaded:", await rl.run(import_orders, "orders", id="import-1"))
+        print("characters loaded:", await rl.run(import_orders.with_id("import-1"), "orders"))
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ async def drive(name: str, port: int) -> None:
 async def start() -> None:
     """A client: it owns nothing and drives nothing, so it may come and go."""
     async with Relight(STORE, drive=False) as rl:
-        runs = [await rl.start(album, [f"{n}.jpg", f"{n}b.jpg"], id=f"album-{n}") for n in range(4)]
+        runs = [await rl.start(album.with_id(f"album-{n}"), [f"{n}.jpg", f"{n}b.jpg"]) for n in range(4)]
         for run in runs:
             print(f"{run.id}: {', '.join(await run.result(timeout='1m'))}")
 

@@ -33,7 +33,7 @@ async def subscription(customer: str, plan: str, months: int = 0) -> str:
 
 async def main() -> None:
     async with Relight("subscription.db") as rl:
-        run = await rl.start(subscription, "Ada", "basic", id="ada")
+        run = await rl.start(subscription.with_id("ada"), "Ada", "basic")
         await run.signal("wish", "gold", id="upgrade")
         await run.signal("wish", "leave", id="notice")  # taken by a later generation than the first signal
         print(await run.result())

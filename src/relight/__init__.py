@@ -3,6 +3,7 @@
 A map of the package, in the order in which a run meets it:
 
     flow/         what users write: @flow, @step, sleep, wait_for, foreach, …
+    sync.py       the same names with the types that they have in sync code
     engine.py     Relight: opens the store, starts and stops everything; handle.py, blocking.py: what callers hold
     orchestrator/ which runs are in memory: how they come in, how they are woken, who is told
     run/          one run in memory: its loop, steps, waits, replay, its end

@@ -7,11 +7,11 @@ import datetime as dt
 import os
 import threading
 from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from relight.durations import Duration
 from relight.errors import RelightError
-from relight.flow.definitions import Flow
+from relight.flow.definitions import Flow, FlowWithId
 from relight.flow.scope import in_flow_code
 from relight.handle import Handle
 from relight.model.operations import OperationReport, StepPage
@@ -23,15 +23,17 @@ from relight.recovery.plan import Planned
 if TYPE_CHECKING:
     from relight.engine import Relight
 
+P = ParamSpec("P")
 T = TypeVar("T")
+R_co = TypeVar("R_co", covariant=True)
 
 
-class BlockingHandle:
+class BlockingHandle(Generic[R_co]):
     """A Handle whose methods block."""
 
     __slots__ = ("_handle", "_relight", "id")
 
-    def __init__(self, relight: BlockingRelight, handle: Handle) -> None:
+    def __init__(self, relight: BlockingRelight, handle: Handle[R_co]) -> None:
         self._relight = relight
         self._handle = handle
         self.id = handle.id
@@ -39,7 +41,7 @@ class BlockingHandle:
     def __repr__(self) -> str:
         return repr(self._handle)
 
-    def result(self, timeout: Duration | None = None) -> Any:
+    def result(self, timeout: Duration | None = None) -> R_co:
         return self._relight.call(self._handle.result(timeout))
 
     def status(self) -> Status:
@@ -124,13 +126,21 @@ class BlockingRelight:
         """As `Relight.health`. It is asked from this thread: it answers also while the loop is busy."""
         return self.relight.health()
 
-    def start(self, flow: Flow[..., Any] | str, *args: Any, id: str | None = None, **kwargs: Any) -> BlockingHandle:  # noqa: A002
-        return BlockingHandle(self, self.call(self.relight.start(flow, *args, id=id, **kwargs)))
+    @overload
+    def start(self, flow: Flow[P, T] | FlowWithId[P, T], *args: P.args, **kwargs: P.kwargs) -> BlockingHandle[T]: ...
+    @overload
+    def start(self, flow: str, *args: Any, id: str | None = None, **kwargs: Any) -> BlockingHandle[Any]: ...
+    def start(self, flow: Any, *args: Any, **kwargs: Any) -> BlockingHandle[Any]:
+        return BlockingHandle(self, self.call(self.relight.start(flow, *args, **kwargs)))
 
-    def run(self, flow: Flow[..., Any] | str, *args: Any, id: str | None = None, **kwargs: Any) -> Any:  # noqa: A002
-        return self.call(self.relight.run(flow, *args, id=id, **kwargs))
+    @overload
+    def run(self, flow: Flow[P, T] | FlowWithId[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    def run(self, flow: str, *args: Any, id: str | None = None, **kwargs: Any) -> Any: ...
+    def run(self, flow: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.call(self.relight.run(flow, *args, **kwargs))
 
-    def get(self, id: str) -> BlockingHandle:  # noqa: A002
+    def get(self, id: str) -> BlockingHandle[Any]:  # noqa: A002
         return BlockingHandle(self, self.call(self.relight.get(id)))
 
     def list(
@@ -156,7 +166,7 @@ class BlockingRelight:
             )
         )
 
-    def fork(self, id: str, from_step: str | None = None, new_id: str | None = None) -> BlockingHandle:  # noqa: A002
+    def fork(self, id: str, from_step: str | None = None, new_id: str | None = None) -> BlockingHandle[Any]:  # noqa: A002
         return BlockingHandle(self, self.call(self.relight.fork(id, from_step, new_id)))
 
     def items(self, id: str) -> Sequence[ItemResult]:  # noqa: A002
@@ -171,5 +181,5 @@ class BlockingRelight:
     def explain(self, id: str) -> Explanation:  # noqa: A002
         return self.call(self.relight.explain(id))
 
-    def resume(self, id: str) -> BlockingHandle:  # noqa: A002
+    def resume(self, id: str) -> BlockingHandle[Any]:  # noqa: A002
         return BlockingHandle(self, self.call(self.relight.resume(id)))

@@ -10,19 +10,13 @@ import os
 import socket
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any, ParamSpec, Self, TypeVar, overload
 
 from relight.backend_choice import make_leases, make_store
 from relight.blocking import BlockingRelight
 from relight.clock import SYSTEM_CLOCK, SYSTEM_ENTROPY, Clock, Entropy, StoreClock
 from relight.config import Config, load_config
-from relight.errors import (
-    ConfigError,
-    DefinitionError,
-    RelightError,
-    RunNotFoundError,
-    RunStateError,
-)
+from relight.errors import ConfigError, RelightError, RunNotFoundError, RunStateError
 from relight.execution.background_tasks import Background
 from relight.execution.blocking_watch import BlockingWatch
 from relight.execution.body_tasks import Bodies
@@ -30,7 +24,7 @@ from relight.execution.run_loop import close_generator
 from relight.execution.running_loop import Floor
 from relight.execution.thread_pool import Threads
 from relight.flow import garbage
-from relight.flow.definitions import Flow
+from relight.flow.definitions import Flow, FlowWithId
 from relight.flow.registry import REGISTRY
 from relight.flow.scope import refuse_engine_in_flow_code
 from relight.flow.user_threads import hand_down_context, leave_threads_alone
@@ -40,7 +34,7 @@ from relight.model.run import ItemResult, Message, Page, Run, RunFilter, Status
 from relight.orchestrator.fork import fork
 from relight.orchestrator.health import Health, health_of, let_go_when_broken, report_failure
 from relight.orchestrator.orchestrator import Orchestrator
-from relight.orchestrator.start import start
+from relight.orchestrator.start import flow_to_start, start
 from relight.ownership.heartbeats import Keeper
 from relight.ownership.liveness import agree_on_manager, appear
 from relight.ports.leases import LeaseManager
@@ -57,6 +51,9 @@ from relight.stop_signal import stop_signal
 from relight.store_url import printable_url
 from relight.supervisor import Part, Supervisor
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 CLOCK_SECONDS = 60.0  # between two looks at the server's clock
 
 
@@ -64,7 +61,7 @@ class Relight:
     """A durable workflow engine on one store.
 
         async with Relight("app.db") as rl:
-            run = await rl.start(checkout, order, id="order-42")
+            run = await rl.start(checkout.with_id("order-42"), order)
             print(await run.result())
 
     `url` is a path or sqlite:///path, postgresql://…, or memory: for tests; every other setting of `relight.config` may be
@@ -278,23 +275,29 @@ class Relight:
 
     # ---- runs
 
-    async def start(self, flow: Flow[..., Any] | str, *args: Any, id: str | None = None, **kwargs: Any) -> Handle:  # noqa: A002 - the run's id
-        """Accept a run: it is durable when this returns. The same id, flow and input again give the same run."""
-        if isinstance(flow, str):
-            flow = REGISTRY.get(flow)
-        if not isinstance(flow, Flow):
-            raise DefinitionError(f"start() takes a flow or its name, not {flow!r}; decorate the function with @flow")
-        known = REGISTRY.get(flow.name)
-        if known is not flow:
-            raise DefinitionError(f"{flow!r} is not the flow registered as {flow.name!r}: {known!r} is")
+    @overload
+    async def start(self, flow: Flow[P, R] | FlowWithId[P, R], *args: P.args, **kwargs: P.kwargs) -> Handle[R]: ...
+    @overload
+    async def start(self, flow: str, *args: Any, id: str | None = None, **kwargs: Any) -> Handle[Any]: ...
+    async def start(self, flow: Any, *args: Any, **kwargs: Any) -> Handle[Any]:
+        """Accept a run: it is durable when this returns. The same id, flow and input again give the same run.
+
+        `start(checkout.with_id("order-42"), order)` gives it an id. `start("checkout", order, id="order-42")` starts a flow by
+        its name. `id=` beside a flow does so, too, but no type checker can check such a call: they refuse it.
+        """
+        found, run_id = flow_to_start(REGISTRY, flow, kwargs.pop("id", None))
         _ = self.services
-        return Handle(self, await start(self.orchestrator, flow, args, kwargs, id))
+        return Handle(self, await start(self.orchestrator, found, args, kwargs, run_id))
 
-    async def run(self, flow: Flow[..., Any] | str, *args: Any, id: str | None = None, **kwargs: Any) -> Any:  # noqa: A002
+    @overload
+    async def run(self, flow: Flow[P, R] | FlowWithId[P, R], *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    async def run(self, flow: str, *args: Any, id: str | None = None, **kwargs: Any) -> Any: ...
+    async def run(self, flow: Any, *args: Any, **kwargs: Any) -> Any:
         """Start a run and wait for its result."""
-        return await (await self.start(flow, *args, id=id, **kwargs)).result()
+        return await (await self.start(flow, *args, **kwargs)).result()
 
-    async def get(self, id: str) -> Handle:  # noqa: A002
+    async def get(self, id: str) -> Handle[Any]:  # noqa: A002
         """The handle of a run, root or child."""
         if await self.services.store.get_run(id) is None:
             raise RunNotFoundError(f"no run has the id {id!r}")
@@ -327,7 +330,7 @@ class Relight:
             )
         )
 
-    async def fork(self, id: str, from_step: str | None = None, new_id: str | None = None) -> Handle:  # noqa: A002
+    async def fork(self, id: str, from_step: str | None = None, new_id: str | None = None) -> Handle[Any]:  # noqa: A002
         """A new run with the same input that keeps everything the old one finished before `from_step`."""
         return Handle(self, await fork(self.orchestrator, id, from_step, new_id))
 
@@ -354,7 +357,7 @@ class Relight:
         """Why a run is where it is: a sentence, and the facts behind it."""
         return await explain(self.services, id)
 
-    async def resume(self, id: str) -> Handle:  # noqa: A002
+    async def resume(self, id: str) -> Handle[Any]:  # noqa: A002
         """Bring a run back by hand: an orphan, a held one, or one that recovery has given up on."""
         await resume(self.orchestrator, id)
         return Handle(self, id)

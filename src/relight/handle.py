@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
@@ -31,11 +31,14 @@ from relight.model.text import check_name, prose
 if TYPE_CHECKING:
     from relight.engine import Relight
 
+R_co = TypeVar("R_co", covariant=True)
+
 MOST_STEPS = 10_000  # in one page
 
 
-class Handle:
-    """What `start` and `get` return. It holds no state of the run: every question goes to the store."""
+class Handle(Generic[R_co]):
+    """What `start` and `get` return. It holds no state of the run: every question goes to the store. R_co is the type of the
+    run's result, as far as it is known: `start(flow)` knows it, `get(id)` does not."""
 
     __slots__ = ("_relight", "id")
 
@@ -65,7 +68,7 @@ class Handle:
         row = await self._relight.row(self.id)
         return operations(await read_state(self._relight, row), row, self._relight.services.clock.now())
 
-    async def result(self, timeout: Duration | None = None) -> Any:
+    async def result(self, timeout: Duration | None = None) -> R_co:
         """Wait for the end: the flow's result, typed by its annotation.
 
         Raises RunFailedError (with the flow's own exception as its cause), RunCancelledError, what holds the run when it
@@ -82,7 +85,7 @@ class Handle:
             fault = self._relight.fault
             why = f"; nothing is being committed: {fault}" if fault else ""
             raise TimeoutError(f"run {self.id!r} has not ended within {seconds}s{why}") from None
-        return await self._outcome(row)
+        return await self._outcome(row)  # type: ignore[no-any-return]  # decoded by the flow's annotation
 
     async def _ended(self) -> Run:
         """The final row. Watching begins before looking, so that an end in between is not missed."""

@@ -62,7 +62,7 @@ async def test_it_drives_what_a_client_starts(tmp_path, started):
     open_gate(tmp_path)
     process = started(tmp_path, "--id", "one")
     async with client(tmp_path) as rl:
-        runs = [await rl.start(shop.shop_order, n, id=f"order-{n}") for n in range(5)]
+        runs = [await rl.start(shop.shop_order.with_id(f"order-{n}"), n) for n in range(5)]
         assert [await run.result(timeout="60s") for run in runs] == [f"{n} open" for n in range(5)]
     assert marks(tmp_path, "price") == 5
     (owner,) = sessions(tmp_path)
@@ -76,7 +76,7 @@ async def test_it_drives_what_a_client_starts(tmp_path, started):
 async def test_a_signal_releases_the_runs_for_others(tmp_path, started, one):
     process = started(tmp_path, "--id", "one", RELIGHT_SHUTDOWN_GRACE="100ms")
     async with client(tmp_path) as rl:
-        await rl.start(shop.shop_order, 3, id="order")
+        await rl.start(shop.shop_order.with_id("order"), 3)
     until(lambda: marks(tmp_path, "gate") == 1)
     process.send_signal(one)
     assert process.wait(timeout=60) == 0
@@ -96,7 +96,7 @@ async def test_a_signal_releases_the_runs_for_others(tmp_path, started, one):
 async def test_a_step_in_flight_may_finish_within_the_grace(tmp_path, started):
     process = started(tmp_path, "--id", "one", RELIGHT_SHUTDOWN_GRACE="30s")
     async with client(tmp_path) as rl:
-        await rl.start(shop.shop_order, 3, id="order")
+        await rl.start(shop.shop_order.with_id("order"), 3)
         until(lambda: marks(tmp_path, "gate") == 1)
         process.terminate()
         await asyncio.sleep(0.2)
@@ -159,9 +159,9 @@ async def test_a_second_signal_ends_it_at_once_whatever_a_step_does(tmp_path, st
     process = started(tmp_path, "--id", "one", RELIGHT_SHUTDOWN_GRACE="60s")
     async with client(tmp_path) as rl:
         if how == "gate":
-            await rl.start(shop.shop_order, 3, id="order")
+            await rl.start(shop.shop_order.with_id("order"), 3)
         else:
-            await rl.start(shop.shop_busy, how, id="order")
+            await rl.start(shop.shop_busy.with_id("order"), how)
     until(lambda: marks(tmp_path, how) == 1)
     process.terminate()
     await asyncio.sleep(0.2)
@@ -182,7 +182,7 @@ async def test_one_that_does_not_manage_to_stop_ends_all_the_same(tmp_path):
     )
     with run_code(tmp_path, command, RELIGHT_SHUTDOWN_GRACE="100ms") as process:
         async with client(tmp_path) as rl:
-            await rl.start(shop.shop_stuck, id="stuck")
+            await rl.start(shop.shop_stuck.with_id("stuck"))
         until(lambda: marks(tmp_path, "deaf") == 1)
         process.terminate()
         assert process.wait(timeout=60) == 1
@@ -195,7 +195,7 @@ async def test_killed_and_started_again_it_goes_on_at_once(tmp_path, started):
     """The lease has 30 s left; that the process is gone is seen on the same machine."""
     first = started(tmp_path, "--id", "one")
     async with client(tmp_path) as rl:
-        await rl.start(shop.shop_order, 3, id="order")
+        await rl.start(shop.shop_order.with_id("order"), 3)
         until(lambda: marks(tmp_path, "gate") == 1)
         first.kill()
         first.wait()

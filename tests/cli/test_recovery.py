@@ -25,12 +25,12 @@ def scene(tmp_path_factory) -> Path:
 
     async def start() -> None:
         async with Relight(folder / "relight.db", drive=False) as rl:
-            await rl.start(shop.shop_wait, id="ended")
+            await rl.start(shop.shop_wait.with_id("ended"))
             await (await rl.get("ended")).signal("go", "now")
             assert await (await rl.get("ended")).result(timeout="60s") == "now"
             for what, run_id in ((shop.shop_wait, "waits"), (shop.shop_fragile, "fragile"), (shop.shop_vend, "vend")):
-                await rl.start(what, id=run_id)
-            await rl.start(shop.shop_order, 3, id="order")
+                await rl.start(what.with_id(run_id))
+            await rl.start(shop.shop_order.with_id("order"), 3)
             waits = await rl.get("waits")
             while (await waits.describe()).status != "waiting" or (await waits.describe()).owner is not None:
                 await rl.list()  # until it is parked
@@ -172,7 +172,7 @@ def test_check_is_about_the_code_here_also_while_an_orchestrator_lives(tmp_path)
 def _start(folder: Path, run_id: str) -> None:
     async def start() -> None:
         async with Relight(folder / "relight.db", drive=False) as rl:
-            await rl.start(shop.shop_order, 3, id=run_id)
+            await rl.start(shop.shop_order.with_id(run_id), 3)
 
     asyncio.run(start())
 
@@ -244,7 +244,7 @@ def test_resume_refuses_what_there_is_nothing_to_resume_of(folder):
 
     async def cancel() -> None:
         async with Relight(folder / "relight.db", recovery={"enabled": False}) as rl:
-            run = await rl.start(shop.shop_wait, id="unwanted")
+            run = await rl.start(shop.shop_wait.with_id("unwanted"))
             await run.cancel("by request")
             with pytest.raises(RunCancelledError):
                 await run.result(timeout="60s")

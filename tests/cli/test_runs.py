@@ -67,9 +67,9 @@ async def cli_waiting() -> str:
 async def folder(tmp_path):
     """A database with one run of each kind: completed, failed, waiting out of memory."""
     async with Relight(tmp_path / "relight.db", park_after="50ms") as rl:
-        await rl.run(cli_parent, 2, id="parent")
-        broken = await rl.start(cli_broken, id="broken")
-        waiting = await rl.start(cli_waiting, id="waiting")
+        await rl.run(cli_parent.with_id("parent"), 2)
+        broken = await rl.start(cli_broken.with_id("broken"))
+        waiting = await rl.start(cli_waiting.with_id("waiting"))
         with pytest.raises(Exception, match="luck"):
             await broken.result()
         while (await waiting.describe()).owner is not None:  # parked; on its way there, closing would release it
@@ -137,7 +137,7 @@ def test_show_has_the_row_and_its_operations(folder):
 async def test_the_arguments_of_the_current_generation_are_shown(tmp_path):
     async with Relight(tmp_path / "relight.db", payload_blob_threshold=1000) as rl:
         for run_id, text in (("small", "[b]x"), ("large", "x" * 2000)):
-            await rl.run(cli_again, 1, text, id=run_id)
+            await rl.run(cli_again.with_id(run_id), 1, text)
         small, large = await rl.explain("small"), await rl.explain("large")
     assert (small.generation, json.loads(small.input)) == (3, {"n": 3, "text": "[b]x"})
     assert large.input.startswith("blob ")
@@ -157,7 +157,7 @@ async def test_the_arguments_of_the_current_generation_are_shown(tmp_path):
 def test_show_has_times_and_errors_of_attempts(tmp_path):
     folder = tmp_path
     with Relight(tmp_path / "relight.db") as rl:
-        rl.run(cli_flaky, id="flaky")
+        rl.run(cli_flaky.with_id("flaky"))
     run = json.loads(relight("show", "flaky", "--json", cwd=folder).stdout)
     (one,) = run["operations"]
     assert (one["attempt"], one["state"], one["error"], one["last_error"]) == (2, "done", None, "OSError: not yet")

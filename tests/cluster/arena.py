@@ -85,7 +85,7 @@ class Arena:
     def open_gate(self, gate: str) -> None:
         (self.folder / gate).touch()
 
-    async def verify(self, rl: Relight, runs: Sequence[Handle]) -> list[str]:
+    async def verify(self, rl: Relight, runs: Sequence[Handle[Any]]) -> list[str]:
         """Nothing committed was repeated and nothing stale was written; what was repeated in flight."""
         deeds = audit_deeds(read_book(self.book))
         assert not deeds.repeated, deeds.repeated
@@ -95,12 +95,12 @@ class Arena:
         return deeds.in_flight
 
 
-async def journal(rl: Relight, run: Handle) -> list[AnyEvent]:
+async def journal(rl: Relight, run: Handle[Any]) -> list[AnyEvent]:
     found = await rl.services.store.read_from(run.id, 0, 100_000)
     return [decode_event(entry.event) for entry in found.entries]
 
 
-async def rows(rl: Relight, runs: Sequence[Handle]) -> list[Run]:
+async def rows(rl: Relight, runs: Sequence[Handle[Any]]) -> list[Run]:
     return await rl.services.store.get_runs([run.id for run in runs])
 
 

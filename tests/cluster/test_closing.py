@@ -49,9 +49,9 @@ async def test_it_ends_although_nobody_answers(arena: Arena, proxies: dict[str, 
     async with arena.opened(TTL, shutdown_grace=GRACE, park_after="1h") as (cluster, rl):
         await cluster.start("a", store=store, leases=leases)
         for n in range(5):
-            await rl.start(flows.gated, "never", id=f"held-{n}")
-            await rl.start(flows.steps, 1000, 0.01, id=f"busy-{n}")
-            await rl.start(flows.asking, id=f"waiting-{n}")
+            await rl.start(flows.gated.with_id(f"held-{n}"), "never")
+            await rl.start(flows.steps.with_id(f"busy-{n}"), 1000, 0.01)
+            await rl.start(flows.asking.with_id(f"waiting-{n}"))
         await until(lambda: len(arena.begun()) == 15 and len(arena.notes(key="held")) == 5)
         for name in silent:
             proxies[name].stall()

@@ -89,7 +89,7 @@ async def test_without_a_majority_nothing_is_driven_and_with_it_work_goes_on(
     async with arena.opened(SHORT_TTL) as (cluster, rl):
         await asyncio.gather(cluster.start("a"), cluster.start("b"))
         runs = [
-            await rl.start(flows.gated, "open", id=f"r{n}") for n in range(6)
+            await rl.start(flows.gated.with_id(f"r{n}"), "open") for n in range(6)
         ]  # none ends before its gate is opened
         await until(lambda: len(arena.notes(key="held")) == len(runs))
         for member in members.followers():
@@ -105,7 +105,7 @@ async def test_without_a_majority_nothing_is_driven_and_with_it_work_goes_on(
 
         await until(released, "all runs to be released")
         steps = len(arena.notes())
-        late = await rl.start(flows.steps, 3, id="late")
+        late = await rl.start(flows.steps.with_id("late"), 3)
         await pause(SHORT_TTL)  # in which nothing may happen
         assert len(arena.notes()) == steps
         assert await late.status() is Status.PENDING

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,21 +67,21 @@ def arena(site: Site, tmp_path: Path) -> Iterator[Arena]:
         shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
 
 
-async def load(rl: Relight, runs: list[Handle]) -> None:
+async def load(rl: Relight, runs: list[Handle[Any]]) -> None:
     """Keep starting runs, as clients do: until each is accepted."""
     for number in itertools.count():
         while True:
             try:
-                runs.append(await rl.start(flows.steps, STEPS, 0.02, id=f"r{number}"))
+                runs.append(await rl.start(flows.steps.with_id(f"r{number}"), STEPS, 0.02))
                 break
             except StoreUnavailableError:
                 await pause(0.05)
         await pause(0.02)
 
 
-async def fail_over(arena: Arena, site: Site, rl: Relight, meanwhile: Token) -> list[Handle]:
+async def fail_over(arena: Arena, site: Site, rl: Relight, meanwhile: Token) -> list[Handle[Any]]:
     """Under load; the standby is promoted when the orchestrator has noticed this. The runs that were accepted."""
-    runs: list[Handle] = []
+    runs: list[Handle[Any]] = []
     loading = asyncio.create_task(load(rl, runs))
     await until(lambda: len(arena.notes("end")) > 200)
     await asyncio.to_thread(site.lose_primary)
@@ -100,7 +101,7 @@ async def news_is_pushed(arena: Arena, site: Site, rl: Relight) -> None:
     await until(lambda: site.pair.standby.sql(listening) == "t", "the orchestrator to listen", within=60)
     began = time.monotonic()
     for number in range(12):
-        run = await rl.start(flows.steps, 1, id=f"told-{number}")
+        run = await rl.start(flows.steps.with_id(f"told-{number}"), 1)
         await until(lambda run=run: arena.notes(run=run.id))
         await run.result()
     assert time.monotonic() - began < 6 * CHECK_SECONDS  # by looking alone: eleven times and more
@@ -115,11 +116,11 @@ async def test_without_synchronous_replication_it_is_the_standby_that_counts(
         arena = Arena("postgres", tmp_path, pair.create_database(), "store", postgres_server, None)
         async with arena.opened(60.0) as (cluster, rl):
             await cluster.start("a")
-            runs = [await rl.start(flows.steps, 100, 0.02, id=f"r{n}") for n in range(5)]
+            runs = [await rl.start(flows.steps.with_id(f"r{n}"), 100, 0.02) for n in range(5)]
             await until(lambda: len(arena.notes("end")) > 50)
             await asyncio.to_thread(pair.until_level)  # it has all of them, and some of their steps
             await asyncio.to_thread(pair.standby.stop)
-            gone = await rl.start(flows.steps, 100, 0.02, id="gone")
+            gone = await rl.start(flows.steps.with_id("gone"), 100, 0.02)
             before = len(arena.notes("end"))
             await until(lambda: len(arena.notes("seen")) > before + 50)
             await asyncio.to_thread(pair.primary.kill)

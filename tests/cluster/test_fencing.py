@@ -30,7 +30,7 @@ def token(one: Token) -> str:
     return f"[{one}]"
 
 
-async def held_by(arena: Arena, run: Handle, count: int) -> str:
+async def held_by(arena: Arena, run: Handle[Any], count: int) -> str:
     """Wait until the step that lasts has begun so many times; who began it last."""
     await until(
         lambda: len(arena.notes(key="held", run=run.id)) == count, f"the step to begin {count} times", within=60
@@ -38,7 +38,7 @@ async def held_by(arena: Arena, run: Handle, count: int) -> str:
     return arena.notes(key="held", run=run.id)[-1].by
 
 
-async def took_over(arena: Arena, rl: Relight, run: Handle, name: str) -> list[Any]:
+async def took_over(arena: Arena, rl: Relight, run: Handle[Any], name: str) -> list[Any]:
     """`name` has the run, finishes it, and nothing that comes after that changes anything."""
     assert await held_by(arena, run, 2) == name
     arena.open_gate("open")
@@ -147,7 +147,7 @@ async def test_the_leases_are_down_for_longer_than_the_ttl(arena: Arena):
     assert etcd is not None
     async with arena.opened(TTL) as (cluster, rl):
         await asyncio.gather(cluster.start("a"), cluster.start("b"))
-        runs = [await rl.start(flows.steps, 40, 0.08, id=f"r{n}") for n in range(6)]
+        runs = [await rl.start(flows.steps.with_id(f"r{n}"), 40, 0.08) for n in range(6)]
         await until(lambda: len(arena.begun()) == len(runs))
         etcd.stop()
         try:
@@ -155,7 +155,7 @@ async def test_the_leases_are_down_for_longer_than_the_ttl(arena: Arena):
                 await cluster.logs(name, token(Token.LEASE_LOST))
             await pause(TTL)
             count = len(arena.notes())
-            waiting = await rl.start(flows.steps, 3, id="late")
+            waiting = await rl.start(flows.steps.with_id("late"), 3)
             await pause(TTL)
             assert len(arena.notes()) == count  # nothing is driven
             assert await waiting.status() is Status.PENDING
@@ -200,11 +200,11 @@ async def test_clocks_that_differ_by_an_hour(arena: Arena, skew: float):
 async def test_two_orchestrators_with_one_id_are_told_apart(arena: Arena):
     async with arena.opened(TTL, max_concurrent_runs=8) as (cluster, rl):  # so that neither takes all of them
         await cluster.start("a")
-        mine = await rl.start(flows.gated, "open", id="first")
+        mine = await rl.start(flows.gated.with_id("first"), "open")
         await held_by(arena, mine, 1)
         await cluster.start("b", orchestrator_id="a", arguments=SETTLED)
         assert token(Token.ORCHESTRATOR_ID_SHARED) in cluster.log("b")
-        runs = [await rl.start(flows.steps, 20, 0.02, id=f"r{n}") for n in range(20)]
+        runs = [await rl.start(flows.steps.with_id(f"r{n}"), 20, 0.02) for n in range(20)]
         assert await asyncio.gather(*(run.result(timeout="60s") for run in runs)) == [sum(range(20))] * len(runs)
         await pause(TTL)
         arena.open_gate("open")
@@ -253,7 +253,7 @@ async def test_views_of_who_is_alive_converge(arena: Arena):
 
         await asyncio.gather(cluster.start("a", arguments=SETTLED), cluster.start("b", arguments=SETTLED))
         await listed_are("a", "b")
-        runs = [await rl.start(flows.gated, "open", id=f"r{n}") for n in range(10)]
+        runs = [await rl.start(flows.gated.with_id(f"r{n}"), "open") for n in range(10)]
         await until(lambda: len(arena.begun()) == len(runs))
         await cluster.kill("a")  # what is listed is a superset, until somebody finds out,
         await listed_are("b")

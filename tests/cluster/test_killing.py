@@ -40,7 +40,7 @@ class Everything:
 
     async def start(self, rl: Relight, run_id: str) -> None:
         flow, arguments, _ = self._shape(run_id)
-        run = await rl.start(flow, *arguments, id=run_id)
+        run = await rl.start(flow.with_id(run_id), *arguments)
         if flow is flows.asking:
             await run.signal("second", 20, id="2")
             await run.signal("first", 10, id="1")

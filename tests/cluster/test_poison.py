@@ -43,8 +43,8 @@ async def _revive(cluster: Cluster, rl: Relight, names: list[str]) -> int:
 async def test_companions_of_a_run_that_kills_its_process_finish(arena: Arena, names: list[str]):
     async with arena.opened(2.0, recovery={"max_attempts": 4}) as (cluster, rl):
         for n in range(COMPANIONS):
-            await rl.start(flows.steps, 1, 2.0, id=f"companion-{n}")
-        await rl.start(flows.killing, 0.3, id="killer")
+            await rl.start(flows.steps.with_id(f"companion-{n}"), 1, 2.0)
+        await rl.start(flows.killing.with_id("killer"), 0.3)
         for name in names:
             await cluster.start(name)
         deaths = await _revive(cluster, rl, names)

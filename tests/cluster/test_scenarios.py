@@ -20,7 +20,7 @@ LONG_TTL = 3600.0  # nobody waits for this one to lapse: whatever is taken over 
 SETTLED = {"settle": True}
 
 
-async def results(runs: Sequence[Handle], within: str = "100s") -> list[Any]:
+async def results(runs: Sequence[Handle[Any]], within: str = "100s") -> list[Any]:
     try:
         return await asyncio.gather(*(run.result(timeout=within) for run in runs))
     except TimeoutError:
@@ -48,7 +48,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 async def test_restarted_with_the_same_id_its_runs_go_on_at_once(arena: Arena):
     async with arena.opened(LONG_TTL) as (cluster, rl):
         await cluster.start("a")
-        runs = [await rl.start(flows.steps, 20, 0.02, id=f"r{n}") for n in range(10)]
+        runs = [await rl.start(flows.steps.with_id(f"r{n}"), 20, 0.02) for n in range(10)]
         await until(lambda: len(arena.begun()) == len(runs))
         await cluster.restart("a")
         assert await results(runs) == [sum(range(20))] * len(runs)
@@ -62,7 +62,7 @@ async def test_another_takes_over_within_the_ttl_and_two_seconds(arena: Arena, w
     """That it takes no longer is for `make soak`, on a machine that does nothing else."""
     async with arena.opened(TTL) as (cluster, rl):
         await cluster.start("a")
-        runs = [await rl.start(flows.gated, "open", id=f"r{n}") for n in range(10)]
+        runs = [await rl.start(flows.gated.with_id(f"r{n}"), "open") for n in range(10)]
         await until(lambda: len(arena.notes(key="held")) == len(runs))
         await cluster.start("b", arguments=SETTLED)
         killed = time.time()
@@ -78,7 +78,7 @@ async def test_another_takes_over_within_the_ttl_and_two_seconds(arena: Arena, w
 async def test_two_die_and_a_third_takes_all(arena: Arena):
     async with arena.opened(TTL) as (cluster, rl):
         await asyncio.gather(*(cluster.start(name, max_concurrent_runs=10) for name in "ab"))
-        runs = [await rl.start(flows.gated, "open", id=f"r{n}") for n in range(20)]
+        runs = [await rl.start(flows.gated.with_id(f"r{n}"), "open") for n in range(20)]
         await until(lambda: len(arena.notes(key="held")) == len(runs))
         assert {note.by for note in arena.notes(key="held")} == {"a", "b"}
         await cluster.start("c", arguments=SETTLED)
@@ -93,7 +93,7 @@ async def test_an_orchestrator_dies_while_it_recovers(arena: Arena):
     count = 100
     async with arena.opened(LONG_TTL) as (cluster, rl):
         await cluster.start("a")
-        runs = [await rl.start(flows.gated, "open", id=f"r{n}") for n in range(count)]
+        runs = [await rl.start(flows.gated.with_id(f"r{n}"), "open") for n in range(count)]
         await until(lambda: len(arena.notes(key="held")) == count)
         await cluster.kill("a")
         await cluster.start("b", recovery={"max_startup_recovery": 10})
@@ -125,7 +125,7 @@ async def test_a_tree_of_child_flows_is_half_done(arena: Arena):
 async def test_what_a_stopping_orchestrator_had_is_taken_over_at_once(arena: Arena, longest: float):
     async with arena.opened(LONG_TTL) as (cluster, rl):
         await asyncio.gather(cluster.start("a"), cluster.start("b"))
-        runs: list[Handle] = []
+        runs: list[Handle[Any]] = []
         busy = asyncio.Semaphore(40)  # so many at once: more would wait for the machine, not for whoever takes over
         ending: list[asyncio.Task[Any]] = []
 
@@ -133,7 +133,7 @@ async def test_what_a_stopping_orchestrator_had_is_taken_over_at_once(arena: Are
             while True:
                 await busy.acquire()
                 shape: tuple[Any, ...] = (flows.spawning, 2, 0.05) if len(runs) % 4 == 0 else (flows.steps, 15, 0.05)
-                runs.append(await rl.start(*shape, id=f"r{len(runs)}"))
+                runs.append(await rl.start(shape[0].with_id(f"r{len(runs)}"), *shape[1:]))
                 ending.append(asyncio.create_task(runs[-1].result()))
                 ending[-1].add_done_callback(lambda _: busy.release())
                 await asyncio.sleep(0.01)
@@ -198,14 +198,14 @@ async def test_the_second_signal_ends_it_at_once(arena: Arena):
 async def test_a_rolling_restart_under_load(arena: Arena):
     async with arena.opened(LONG_TTL) as (cluster, rl):
         await asyncio.gather(*(cluster.start(name) for name in "abc"))
-        runs: list[Handle] = []
+        runs: list[Handle[Any]] = []
         busy = asyncio.Semaphore(15)  # so many at once, however long a restart takes
         ending: list[asyncio.Task[Any]] = []
 
         async def load() -> None:
             while True:
                 await busy.acquire()
-                runs.append(await rl.start(flows.steps, 20, 0.03, id=f"r{len(runs)}"))
+                runs.append(await rl.start(flows.steps.with_id(f"r{len(runs)}"), 20, 0.03))
                 ending.append(asyncio.create_task(runs[-1].result()))
                 ending[-1].add_done_callback(lambda _: busy.release())
 
@@ -224,7 +224,7 @@ async def test_a_backlog_larger_than_the_memory_drains(arena: Arena):
     count, room = 100, 10
     async with arena.opened(LONG_TTL) as (cluster, rl):
         await cluster.start("a")
-        runs = [await rl.start(flows.gated, "open", id=f"r{n}") for n in range(count)]
+        runs = [await rl.start(flows.gated.with_id(f"r{n}"), "open") for n in range(count)]
         await until(lambda: len(arena.notes(key="held")) == count)
         await cluster.kill("a")
         arena.open_gate("open")
@@ -239,7 +239,7 @@ async def test_the_store_restarts_in_the_middle_of_recovering(arena: Arena):
     assert arena.postgres is not None
     async with arena.opened(LONG_TTL) as (cluster, rl):
         await cluster.start("a")
-        runs = [await rl.start(flows.gated, "open", id=f"r{n}") for n in range(count)]
+        runs = [await rl.start(flows.gated.with_id(f"r{n}"), "open") for n in range(count)]
         await until(lambda: len(arena.notes(key="held")) == count)
         await cluster.kill("a")
         await cluster.start("b", recovery={"max_startup_recovery": 10})
@@ -253,7 +253,7 @@ async def test_the_store_restarts_in_the_middle_of_recovering(arena: Arena):
         await arena.verify(rl, runs)
 
 
-async def _all_end(rl: Relight, runs: Sequence[Handle]) -> None:
+async def _all_end(rl: Relight, runs: Sequence[Handle[Any]]) -> None:
     async def ended() -> bool:
         try:
             return all(row.status.terminal for row in await rows(rl, runs))

@@ -17,7 +17,7 @@ async def test_runs_that_fall_due_together_go_to_both_of_two_idle_orchestrators(
     async with arena.opened(10.0) as (cluster, rl):
         for name in ("a", "b"):
             await cluster.start(name)
-        runs = [await rl.start(flows.napping, 3.0, id=f"run-{n}") for n in range(RUNS)]
+        runs = [await rl.start(flows.napping.with_id(f"run-{n}"), 3.0) for n in range(RUNS)]
         for run in runs:
             await run.result(timeout="60s")
         second = Counter(note.by for note in arena.notes(key="work:1"))

@@ -82,7 +82,7 @@ async def tree(who: str) -> list[Any]:
 @flow
 async def parent(who: str) -> str:
     """Waits, parked, for a run that it has spawned."""
-    spawned = await spawn(chain, f"{who} spawned", id=f"{who}-spawned")
+    spawned = await spawn(chain.with_id(f"{who}-spawned"), f"{who} spawned")
     try:
         found = await spawned
     except RunCancelledError:
@@ -93,7 +93,7 @@ async def parent(who: str) -> str:
 @flow
 async def faithful(who: str) -> str:
     """Waits for a run that somebody else has started, again and again until it has come to a good end."""
-    awaited = await spawn(tree, "given-up", id="given-up")
+    awaited = await spawn(tree.with_id("given-up"), "given-up")
     while True:
         try:
             found = await awaited

@@ -33,7 +33,7 @@ def say(**facts: Any) -> None:
 
 async def main(file: str) -> None:
     async with Relight(file) as rl:
-        run = await rl.start(faulty_child_flow, id="run")
+        run = await rl.start(faulty_child_flow.with_id("run"))
         say(accepted=run.id)
         ended = asyncio.create_task(run.result())
         while not ended.done() and rl.fault is None:  # noqa: ASYNC110 - the fault has no event to wait for
@@ -41,7 +41,7 @@ async def main(file: str) -> None:
         if rl.fault is not None:
             say(fault=rl.fault)
             try:
-                await rl.start(faulty_child_flow, id="other")
+                await rl.start(faulty_child_flow.with_id("other"))
             except StoreUnavailableError as error:
                 say(refused=str(error))
             try:

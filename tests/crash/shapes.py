@@ -209,7 +209,7 @@ async def spawned(name: str) -> list[str]:
 async def spawning() -> list[list[str]]:
     await work("before")
     awaited: SpawnedRun[list[str]] = await spawn(spawned, "awaited")
-    await spawn(spawned, "let go", id="let-go")
+    await spawn(spawned.with_id("let-go"), "let go")
     other: SpawnedRun[list[str]] = await spawn(spawned, "other")
     return [await other, await awaited, [await work("after")]]
 
@@ -270,7 +270,7 @@ async def _tell(life: Life, name: str, telling: Callable[[], Awaitable[None]]) -
         note("told", name)
 
 
-async def _signal(life: Life, handle: Handle, number: int) -> None:
+async def _signal(life: Life, handle: Handle[Any], number: int) -> None:
     name = f"signal {number}"
     await _tell(life, name, lambda: handle.signal("go", number, id=name))
 
@@ -316,7 +316,7 @@ async def shared() -> str:
 
 @flow
 async def joining(name: str) -> list[str]:
-    awaited: SpawnedRun[str] = await spawn(shared, id="shared")
+    awaited: SpawnedRun[str] = await spawn(shared.with_id("shared"))
     return [await work(f"{name} found it"), await awaited, await work(f"{name} joined it")]
 
 
@@ -486,7 +486,7 @@ async def cancelled_at_once(rl: Relight, life: Life) -> Any:
     return await _cancelled(life, handle)
 
 
-async def _cancelled(life: Life, handle: Handle) -> Any:
+async def _cancelled(life: Life, handle: Handle[Any]) -> Any:
     await _tell(life, "cancel", lambda: handle.cancel("enough"))
     return await life.end(handle)
 
@@ -494,7 +494,7 @@ async def _cancelled(life: Life, handle: Handle) -> Any:
 @flow
 async def family() -> list[str]:
     """A run that waits for what it spawned, and a child run in it: cancelling reaches them all."""
-    child: SpawnedRun[str] = await spawn(cleaning_up, False, id="spawned")
+    child: SpawnedRun[str] = await spawn(cleaning_up.with_id("spawned"), False)
     try:
         return [await child]
     finally:

@@ -94,7 +94,7 @@ async def test_a_fault_stops_progress_and_passes(
 ) -> None:
     caplog.set_level(logging.INFO, "relight")
     _break.append(lambda: disk.faults.update(FAULTS[fault]))
-    run = await relight.start(faulty_flow, id="hit")
+    run = await relight.start(faulty_flow.with_id("hit"))
     await until(lambda: relight.fault is not None)
 
     # Clear, in all the places where somebody would look for it
@@ -106,7 +106,7 @@ async def test_a_fault_stops_progress_and_passes(
         await run.result(timeout="100ms")
     # Nothing is accepted, nothing goes on, and nothing is said to be done
     with pytest.raises(StoreUnavailableError, match="not accepted"):
-        await asyncio.wait_for(relight.start(other_flow, id="refused"), 60)
+        await asyncio.wait_for(relight.start(other_flow.with_id("refused")), 60)
     with pytest.raises(StoreUnavailableError):
         await run.signal("anything")
     assert (await run.status()).value == "running"
@@ -120,7 +120,7 @@ async def test_a_fault_stops_progress_and_passes(
     assert any("[COMMIT_RECOVERED]" in record.message for record in caplog.records)
     with pytest.raises(RunNotFoundError):
         await relight.get("refused")
-    assert await relight.run(other_flow, id="refused") == "other"
+    assert await relight.run(other_flow.with_id("refused")) == "other"
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -130,10 +130,10 @@ async def test_a_start_that_fails_is_refused_and_may_be_repeated(
     disk.faults.update(FAULTS[fault])
     for _ in range(3):
         with pytest.raises(StoreUnavailableError, match="not accepted"):
-            await asyncio.wait_for(relight.start(other_flow, id="again"), 60)
+            await asyncio.wait_for(relight.start(other_flow.with_id("again")), 60)
     assert _done == []
     disk.faults.clear()
-    assert await relight.run(other_flow, id="again") == "other"
+    assert await relight.run(other_flow.with_id("again")) == "other"
     assert _done == ["other"]
     assert relight.fault is None
 
@@ -145,7 +145,7 @@ async def test_closing_during_a_fault_ends_and_the_next_process_goes_on(
     _break.append(lambda: disk.faults.update(FAULTS[fault]))
     rl = engine(path, disk)
     await rl.open()
-    await rl.start(faulty_flow, id="hit")
+    await rl.start(faulty_flow.with_id("hit"))
     await until(lambda: rl.fault is not None)
     async with asyncio.timeout(60):
         await rl.close()

@@ -104,7 +104,7 @@ async def sets(shape: str) -> list[str]:
 
 async def main(path: str, shape: str, part: str) -> Any:
     async with Relight(path, recovery={"version_mismatch": "fail"}) as rl:
-        run = await rl.start(sets, shape, id="r")
+        run = await rl.start(sets.with_id("r"), shape)
         if part == "live":
             while await run.status() != "waiting":  # noqa: ASYNC110 - the test's deadline bounds it
                 await asyncio.sleep(0.002)

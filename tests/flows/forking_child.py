@@ -82,7 +82,7 @@ async def main() -> None:
     child = False
     try:
         async with Relight(PATH) as rl:
-            handle = await rl.start(waiting, id="w")
+            handle = await rl.start(waiting.with_id("w"))
             child = os.fork() == 0
             if child:
                 tell("child", await use_async(rl, handle))
@@ -103,7 +103,7 @@ def main_blocking() -> None:
     child = False
     try:
         with Relight(PATH) as rl:
-            handle = rl.start(waiting, id="w")
+            handle = rl.start(waiting.with_id("w"))
             child = os.fork() == 0
             if child:
                 tell("child", use_blocking(rl, handle))

@@ -75,7 +75,7 @@ def counts(world: World) -> dict[str, int]:
     return {table: world.rows_in(table) for table in ("runs", "journal", "blobs")}
 
 
-async def failed(world: World, run: Handle, *events: type) -> str:
+async def failed(world: World, run: Handle[Any], *events: type) -> str:
     """The run has failed, and its journal holds exactly these events: the message of its error."""
     with pytest.raises(RunFailedError) as raised:
         await run.result(timeout="60s")
@@ -95,7 +95,7 @@ async def test_an_unserialisable_argument_of_a_flow_is_refused_at_start(world: W
 
     rl = await world.open()
     with pytest.raises(PayloadError, match=r"argument \$\.given.* of flow 'carry' cannot be journaled") as raised:
-        await rl.start(carry, value, id="r")
+        await rl.start(carry.with_id("r"), value)
     assert re.search(path.replace(r"\$", ""), str(raised.value))
     assert counts(world) == {"runs": 0, "journal": 0, "blobs": 0}
     with pytest.raises(RunNotFoundError, match="'r'"):
@@ -254,7 +254,7 @@ async def test_the_limit_is_of_all_arguments_together_and_can_be_configured(worl
     with pytest.raises(PayloadError, match=r"the arguments of flow 'carry' are too large .* is 100;"):
         await rl.start(carry, "x" * 60, "y" * 60)
     with pytest.raises(PayloadError, match=r"signal 'go' is too large .* is 100;"):
-        await (await rl.start(waiting_flow(), id="w")).signal("go", "x" * 200)
+        await (await rl.start(waiting_flow().with_id("w"))).signal("go", "x" * 200)
     assert counts(world) == {**before, "runs": before["runs"] + 1, "journal": before["journal"] + 1}
 
 
@@ -298,7 +298,7 @@ async def test_an_unknown_flow_is_refused(world: World):
         await rl.start("unknown")
     for wrong in (lambda: None, 7, step(lambda: None)):
         with pytest.raises(DefinitionError, match=r"start\(\) takes a flow or its name, not .*@flow"):
-            await rl.start(wrong)  # type: ignore[arg-type]
+            await rl.start(wrong)  # type: ignore[call-overload]
     assert counts(world) == {"runs": 0, "journal": 0, "blobs": 0}
 
 
@@ -349,7 +349,7 @@ async def test_a_bad_run_id_is_refused(world: World, run_id: Any):
 
     rl = await world.open()
     with pytest.raises(DefinitionError, match="cannot be a run id: give 1 to 255 printable characters without '/'"):
-        await rl.start(nothing, id=run_id)
+        await rl.start(nothing.with_id(run_id))
     assert counts(world) == {"runs": 0, "journal": 0, "blobs": 0}
 
 
@@ -364,7 +364,7 @@ async def test_an_odd_run_id_is_fine(world: World, run_id: str):
         return await inner()
 
     rl = await world.open()
-    assert await rl.run(outer, id=run_id) == "ok"
+    assert await rl.run(outer.with_id(run_id)) == "ok"
     assert (await (await rl.get(run_id)).describe()).id == run_id
 
 
@@ -438,7 +438,7 @@ async def test_a_wrong_duration_is_refused(world: World, wrong: Any):
         (lambda: wait_for(""), r"wait_for\(''\): signal name '': give 1 to 255 characters"),
         (lambda: wait_for("go", timeout="3 bananas"), r"wait_for\('go', timeout=\): '3 bananas'"),
         (lambda: foreach([1], print, concurrency=0), r"foreach\(concurrency=0\)"),
-        (lambda: foreach([1], 7), r"foreach\(each=7\)"),  # type: ignore[arg-type]
+        (lambda: foreach([1], 7), r"foreach\(each=7\)"),  # type: ignore[call-overload]
     ],
 )
 def test_wrong_options_are_refused_by_name(wrong: Callable[[], Any], named: str):
@@ -697,7 +697,7 @@ class Damaged:
     async def crash(self, **config: Any) -> None:
         rl = await self.world.open(**config)
         for run_id in ("bad", "good"):
-            await rl.start(self.flow, id=run_id)
+            await rl.start(self.flow.with_id(run_id))
         await until(lambda: self.calls.count(-1) == 2)
         if config:
             await until(self._checkpointed)
@@ -708,7 +708,7 @@ class Damaged:
     async def _checkpointed(self) -> bool:
         return bool(await self.world.rl.services.store.get_checkpoint("bad"))
 
-    async def reopen(self, named: str, caplog: pytest.LogCaptureFixture) -> Handle:
+    async def reopen(self, named: str, caplog: pytest.LogCaptureFixture) -> Handle[Any]:
         """The good run completes, the bad one is held and says why."""
         rl = await self.world.open()
         assert await (await rl.get("good")).result(timeout="60s") == 10

@@ -16,17 +16,17 @@ async def test_a_grandchild_is_cancelled_whose_parent_has_ended(world: World, by
 
     @flow
     async def between() -> None:
-        await spawn(below, id="c" if by_hand else None)
+        await spawn(below.with_id("c" if by_hand else None))
 
     @flow
     async def above() -> None:
-        await spawn(between, id="b" if by_hand else None)
+        await spawn(between.with_id("b" if by_hand else None))
         await wait_for("never")
 
     middle = "b" if by_hand else "a/$spawn.between"
     last = "c" if by_hand else f"{middle}/$spawn.below"
     rl = await world.open()
-    run = await rl.start(above, id="a")
+    run = await rl.start(above.with_id("a"))
 
     async def ready() -> bool:
         rows = {row.id: row.status for row in await rl.services.store.get_runs([middle, last])}

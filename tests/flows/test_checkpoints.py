@@ -154,7 +154,7 @@ async def test_a_compacted_run_is_the_same_as_one_that_is_not(world: World, ever
     results, states = [], []
     for run_id, size in (("compacted", every), ("whole", 10**6)):
         rl = await world.open(checkpoint_every=size)
-        run = await rl.start(everything, id=run_id)
+        run = await rl.start(everything.with_id(run_id))
         await world.until_status("waiting", run)
         await run.signal("first", 10)
         await until(partial(_has, world, run_id, "add:9"))
@@ -326,7 +326,7 @@ async def test_a_crash_while_a_checkpoint_is_written_loses_nothing(world: World)
     assert set(counting.calls.values()) == {1}
 
 
-async def has_status(run: Handle, status: Status) -> bool:
+async def has_status(run: Handle[Any], status: Status) -> bool:
     return await run.status() is status
 
 
@@ -334,7 +334,7 @@ async def long_run(path: Path, steps: int) -> None:
     """A run of that many steps, its process gone, and restored from one checkpoint and a short tail."""
     counting = Counting()
     async with Relight(path) as rl:
-        run = await rl.start(counting.flow, steps, id="long")
+        run = await rl.start(counting.flow.with_id("long"), steps)
         await until(lambda: has_status(run, Status.WAITING), 300)
         await until(lambda: not rl.services.background._tasks)
         (journal,) = await rl.services.store.read(["long"])
@@ -400,7 +400,7 @@ async def test_a_commit_whose_answer_is_lost_is_recognised_beside_a_checkpoint(w
 
     read = store.inner.read
     store.inner.commit, store.inner.checkpoint, store.inner.read = answer_lost, after_that, read_late
-    run = await rl.start(twelve, id="t")
+    run = await rl.start(twelve.with_id("t"))
     assert await run.result() == 12
     assert lost == 1
     assert calls == [f"{n}" for n in range(12)]

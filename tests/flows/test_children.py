@@ -40,7 +40,7 @@ async def test_children_nest_with_deterministic_ids(world: World):
         return found
 
     rl = await world.open()
-    run = await rl.start(top, id="t")
+    run = await rl.start(top.with_id("t"))
     await world.until_status("waiting", run)
     rows = {row.id: row for row in (await rl.list(roots_only=False)).runs}
     assert set(rows) == {
@@ -85,7 +85,7 @@ async def test_a_crash_three_levels_down_repeats_only_what_was_in_flight(world: 
         return [await mark("top"), *await middle(), await mark("end")]
 
     rl = await world.open()
-    await rl.start(top, id="t")
+    await rl.start(top.with_id("t"))
     await until(lambda: "slow" in calls)
     rl = await world.crash_and_reopen()
     await until(lambda: calls.count("slow") == 2)
@@ -121,7 +121,7 @@ async def test_sync_and_async_children_in_each_others_parents(world: World, cras
         return str(found) + "+" + str(mark("sync top"))
 
     rl = await world.open()
-    run = await rl.start(sync_top, id="t")
+    run = await rl.start(sync_top.with_id("t"))
     await world.until_status("waiting", run)
     if crash:
         rl = await world.crash_and_reopen()
@@ -155,7 +155,7 @@ async def test_a_childs_error_is_caught_by_its_parent_live_and_replayed(world: W
         return seen[-1]
 
     rl = await world.open()
-    run = await rl.start(order, id="o")
+    run = await rl.start(order.with_id("o"))
     await world.until_status("waiting", run)
     row = await world.row("o/ship")
     assert row.status == "failed"
@@ -183,7 +183,7 @@ async def test_an_uncaught_error_fails_the_children_and_the_root(world: World):
 
     rl = await world.open()
     with pytest.raises(RunFailedError, match="ValueError: deep") as raised:
-        await rl.run(top, id="t")
+        await rl.run(top.with_id("t"))
     assert isinstance(raised.value.__cause__, ValueError)
     assert {row.status for row in (await rl.list(roots_only=False)).runs} == {"failed"}
 
@@ -203,7 +203,7 @@ async def test_concurrent_children_of_one_flow_do_not_mix_up(world: World):
         return list(await asyncio.gather(*(one(n) for n in range(3))))
 
     rl = await world.open()
-    run = await rl.start(all_of_them, id="g")
+    run = await rl.start(all_of_them.with_id("g"))
     await until(lambda: len(calls) == 3)
     await run.signal("go-2")
 
@@ -246,7 +246,7 @@ async def test_a_retried_child_keeps_what_finished_at_any_depth(world: World, cr
         return str(await mark("top")) + await middle()
 
     rl = await world.open()
-    run = await rl.start(top, id="t")
+    run = await rl.start(top.with_id("t"))
     await world.until_status("waiting", run)
     if crash:
         rl = await world.crash_and_reopen()
@@ -270,7 +270,7 @@ async def test_a_retried_root_keeps_what_finished_in_its_children(world: World, 
         return str(await mark("top")) + await leaf()
 
     rl = await world.open()
-    run = await rl.start(top, id="t")
+    run = await rl.start(top.with_id("t"))
     for attempt in (1, 2):
         await until(lambda attempt=attempt: backing_off(world, attempt))  # type: ignore[misc]
         await world.until_status("waiting", await rl.get(run.id))
@@ -303,7 +303,7 @@ async def test_a_retried_sync_flow_keeps_what_finished(world: World):
         return str(mark("a")) + str(mark("b"))
 
     rl = await world.open()
-    run = await rl.start(top, id="t")
+    run = await rl.start(top.with_id("t"))
     await world.park(run)
     rl = await world.crash_and_reopen()
     world.clock.advance("1h")
@@ -327,7 +327,7 @@ async def test_a_retried_flow_may_take_another_way_than_the_failed_attempt(world
         return str(found) + str(await mark("last"))
 
     rl = await world.open()
-    run = await rl.start(top, id="t")
+    run = await rl.start(top.with_id("t"))
     for attempt in (1, 2):
         await until(lambda attempt=attempt: backing_off(world, attempt))  # type: ignore[misc]
         await world.until_status("waiting", await rl.get(run.id))
@@ -367,7 +367,7 @@ async def test_a_child_that_failed_and_was_retried_with_its_parent_is_listed_as_
         return await leaf()
 
     rl = await world.open()
-    assert await rl.run(top, id="t") == "last"
+    assert await rl.run(top.with_id("t")) == "last"
     assert {row.id: row.status.value for row in (await rl.list(roots_only=False)).runs} == {
         "t": "completed",
         "t/leaf": "completed",
@@ -389,7 +389,7 @@ async def test_a_flows_timeout_fires(world: World, how: str):
         await wait_for("never")
 
     rl = await world.open()
-    run = await rl.start(top, id="t")
+    run = await rl.start(top.with_id("t"))
     await world.until_status("waiting", run)
     if how == "parked":
         row = await world.park(run)
@@ -460,7 +460,7 @@ async def test_a_childs_timeout_is_caught_by_its_parent(world: World, how: str, 
         return "no timeout"
 
     rl = await world.open()
-    run = await rl.start(top, id="t")
+    run = await rl.start(top.with_id("t"))
     await world.until_status("waiting", run)
     if how == "parked":
         await world.park(run)
@@ -495,7 +495,7 @@ async def test_a_timeout_is_not_renewed_by_a_crash_in_the_back_off(world: World)
         return "no timeout"
 
     rl = await world.open()
-    run = await rl.start(top, id="t")
+    run = await rl.start(top.with_id("t"))
     await world.until_status("waiting", run)
     world.clock.advance("1h")
     rl = await world.crash_and_reopen()

@@ -66,7 +66,7 @@ async def test_gathered_helpers_never_get_each_others_results(world: World, seed
         return await asyncio.gather(*(helper(branch) for branch in range(5)))
 
     rl = await world.open()
-    run = await rl.start(fan, id="r")
+    run = await rl.start(fan.with_id("r"))
     kept = await crash_after(world, "r", 1 + seed * 2)
     rl = await world.open()
     assert await (await rl.get(run.id)).result() == [[f"{b}.{t}" for t in range(3)] for b in range(5)]
@@ -108,7 +108,7 @@ async def test_nested_groups_with_sync_and_async_steps(world: World, seed: int):
         return [f"{path}.first"] + [[f"{path}.{ab}.0", f"{path}.{ab}.1", f"{path}.{ab}.s"] for ab in "ab"]  # type: ignore[list-item]
 
     rl = await world.open()
-    run = await rl.start(nested, id="r")
+    run = await rl.start(nested.with_id("r"))
     await crash_after(world, "r", 3 + 4 * seed)
     rl = await world.open()
     assert await (await rl.get(run.id)).result() == [expected(str(n)) for n in range(3)]
@@ -195,7 +195,7 @@ async def test_wait_first_completed_replays_the_same_winner(world: World):
         return order
 
     rl = await world.open()
-    run = await rl.start(racing, id="r")
+    run = await rl.start(racing.with_id("r"))
     for count, name in enumerate("cab", start=1):
         gates[name].set()
         await until(lambda count=count: len(winners) == count)
@@ -234,7 +234,7 @@ async def test_the_first_of_two_branches_decides_also_after_a_crash_in_between(w
         return [used, *both]
 
     rl = await world.open()
-    await rl.start(first_answer, id="r")
+    await rl.start(first_answer.with_id("r"))
     gates["fast"].set()
     await until(lambda: effects)
     await until(lambda: _reached(world, "r", 2))
@@ -269,7 +269,7 @@ async def test_a_dead_heat_has_one_winner_live_and_replayed(world: World):
         return order
 
     rl = await world.open()
-    run = await rl.start(racing, id="r")
+    run = await rl.start(racing.with_id("r"))
     await until(lambda: len(gate._waiters) == 3)
     gate.set()
     await world.until_status("waiting", run)
@@ -327,7 +327,7 @@ async def test_as_completed_replays_the_same_order(world: World):
         return order
 
     rl = await world.open()
-    run = await rl.start(collect, id="r")
+    run = await rl.start(collect.with_id("r"))
     for count, n in enumerate((2, 0, 3, 1), start=1):
         await until(lambda: orders)
         gates[n].set()
@@ -370,7 +370,7 @@ async def test_replay_goes_on_when_a_recorded_branch_is_no_longer_asked_for(worl
         return won
 
     rl = await world.open()
-    run = await rl.start(with_a_clock, id="r")
+    run = await rl.start(with_a_clock.with_id("r"))
     await until(lambda: len(calls) == 4)
     await until(lambda: _reached(world, "r", 3))
     gate.set()
@@ -410,7 +410,7 @@ async def test_a_step_the_flow_gave_up_on_is_given_up_on_again_by_replay(world: 
         return answer
 
     rl = await world.open()
-    run = await rl.start(patient, id="r")
+    run = await rl.start(patient.with_id("r"))
     await until(lambda: calls)
     world.clock.advance(0.02)
     await world.until_status("waiting", run)
@@ -447,7 +447,7 @@ async def test_giving_up_while_a_commit_is_under_way(world: World, what: str, co
         "sleep": lambda: sleep(0),
         "signal": lambda: wait_for("there", str),
         "child": lambda: quick(),
-        "spawn": lambda: spawn(quick, id="s"),
+        "spawn": lambda: spawn(quick.with_id("s")),
         "join": lambda: spawned[0],
     }
     spawned: list[Any] = []
@@ -455,7 +455,7 @@ async def test_giving_up_while_a_commit_is_under_way(world: World, what: str, co
     @flow
     async def impatient() -> str:
         if what == "join":
-            spawned[:] = [await spawn(quick, id="s")]
+            spawned[:] = [await spawn(quick.with_id("s"))]
         await wait_for("begin")
         try:
             async with asyncio.timeout(0.05):
@@ -466,7 +466,7 @@ async def test_giving_up_while_a_commit_is_under_way(world: World, what: str, co
         return answer
 
     rl = await world.open()
-    run = await rl.start(impatient, id="r")
+    run = await rl.start(impatient.with_id("r"))
     await run.signal("there", "signal")
     await world.until_status("waiting", run)
     store: Any = rl.services.store
@@ -512,7 +512,7 @@ async def test_a_loser_that_was_cancelled_is_not_begun_again_by_replay(world: Wo
         return done.pop().result()
 
     rl = await world.open()
-    run = await rl.start(first_of, id="r")
+    run = await rl.start(first_of.with_id("r"))
     await world.until_status("waiting", run)
     rl = await world.crash_and_reopen()
     await (await rl.get("r")).signal("go")
@@ -550,7 +550,7 @@ async def test_a_child_run_the_flow_gave_up_on(world: World):
         return found
 
     rl = await world.open()
-    run = await rl.start(parent, id="r")
+    run = await rl.start(parent.with_id("r"))
     once = ["begun", "cleaned up", "too late"]
     for turn in range(2):
         await until(lambda turn=turn: len(calls) == 3 * turn + 1)
@@ -609,7 +609,7 @@ async def test_a_step_whose_body_raises_cancelled_error_by_itself(world: World):
         return caught
 
     rl = await world.open()
-    run = await rl.start(catching, id="r")
+    run = await rl.start(catching.with_id("r"))
     await world.until_status("waiting", run)
     rl = await world.crash_and_reopen()
     await (await rl.get("r")).signal("go")
@@ -639,7 +639,7 @@ async def test_a_signal_that_comes_as_the_flow_gives_up_is_kept_for_the_next_wai
 
     rl = await world.open()
     rl.orchestrator.delivery.deliver_new = deaf  # type: ignore[method-assign]
-    run = await rl.start(impatient, id="r")
+    run = await rl.start(impatient.with_id("r"))
     live = rl.orchestrator.live["r"]
     await until(lambda: _count(world, "r", j.WaitStarted, 1))
     (message.id,) = await rl.services.store.post([message])  # type: ignore[assignment]
@@ -659,7 +659,7 @@ async def test_a_wait_the_flow_gave_up_on_does_not_take_a_later_signal(world: Wo
         return "gave up, then " + await wait_for("late", str)
 
     rl = await world.open()
-    run = await rl.start(impatient, id="r")
+    run = await rl.start(impatient.with_id("r"))
     await until(lambda: _waits_for(world, "r", "answer"))
     world.clock.advance(0.02)
     await until(lambda: _waits_for(world, "r", "late"))
@@ -907,7 +907,7 @@ async def test_parallel_branches_never_mix_after_a_crash(world: World, seed: int
         return parallel(*(lambda n=n: branch(n) for n in range(4)))  # type: ignore[misc]
 
     rl = await world.open()
-    await rl.start(fan, id="r")
+    await rl.start(fan.with_id("r"))
     await crash_after(world, "r", 1 + 2 * seed)
     rl = await world.open()
     assert await (await rl.get("r")).result() == [[f"{b}.{t}" for t in range(3)] for b in range(4)]

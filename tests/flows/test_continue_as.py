@@ -51,7 +51,7 @@ async def test_the_next_generation_begins_with_the_new_arguments(world: World, k
 
     rl = await world.open()
     counting: Any = counting_async if kind == "async" else counting_sync
-    run = await rl.start(counting, 0, end=4, id="c")
+    run = await rl.start(counting.with_id("c"), 0, end=4)
     assert await run.result() == 4
     assert calls == [f"turn {n}" for n in range(5)]
     assert world.rows_in("journal") == 2, "its last step and its end: the earlier generations left nothing"
@@ -67,10 +67,10 @@ async def test_the_row_keeps_its_creation_and_its_first_input(world: World):
         return n if n == 3 else continue_as(n + 1)
 
     rl = await world.open()
-    run = await rl.start(counting, 0, id="c")
+    run = await rl.start(counting.with_id("c"), 0)
     before = await run.describe()
     assert await run.result() == 3
-    again = await rl.start(counting, 0, id="c")
+    again = await rl.start(counting.with_id("c"), 0)
     after = await again.describe()
     assert (after.created_at, after.input) == (before.created_at, before.input)
     assert await again.result() == 3
@@ -88,7 +88,7 @@ async def test_every_crash_finds_the_generation_that_was_committed(world: World)
         return n if n == 3 else continue_as(n + 1)
 
     rl = await world.open()
-    run = await rl.start(turning, 0, id="t")
+    run = await rl.start(turning.with_id("t"), 0)
     for n in range(4):
         await until(lambda: waits_for(world, run, "go"))
         await world.crash_and_reopen()
@@ -116,7 +116,7 @@ async def test_a_generation_that_had_ended_and_was_not_committed_ends_again(worl
 
     rl = await world.open()
     next_one = Held(world, "commit", begins_a_generation)
-    await rl.start(turning, 0, id="t")
+    await rl.start(turning.with_id("t"), 0)
     await next_one.reached.wait()
     await world.crash()
     next_one.let_go()
@@ -132,7 +132,7 @@ async def test_what_it_is_in_is_shown(world: World):
         return n if n == 1 else continue_as(n + 1)
 
     rl = await world.open()
-    run = await rl.start(turning, 0, id="t")
+    run = await rl.start(turning.with_id("t"), 0)
     await until(lambda: waits_for(world, run, "go"))
     await run.signal("go")
     await until(lambda: is_in_generation(world, "t", 2))
@@ -153,7 +153,7 @@ async def test_the_deadline_is_the_runs_and_not_the_generations(world: World):
         return continue_as(n + 1)
 
     rl = await world.open()
-    run = await rl.start(turning, 0, id="t")
+    run = await rl.start(turning.with_id("t"), 0)
     for n in range(3):
         await until(lambda n=n: _sleeps_in(world, "t", n + 1))
         world.clock.advance("30s")
@@ -176,16 +176,16 @@ async def test_whoever_waits_for_it_hears_of_its_end_only(world: World):
 
     @flow
     async def parent() -> str:
-        return str(await (await spawn(turning, 0, id="t")))
+        return str(await (await spawn(turning.with_id("t"), 0)))
 
     @flow
     async def joiner() -> str:
-        return str(await (await spawn(turning, 0, id="t")))
+        return str(await (await spawn(turning.with_id("t"), 0)))
 
     rl = await world.open()
-    first = await rl.start(parent, id="p")
+    first = await rl.start(parent.with_id("p"))
     await until(lambda: _exists(world, "t"))
-    second = await rl.start(joiner, id="j")
+    second = await rl.start(joiner.with_id("j"))
     await until(lambda: _joined(world, "t"))
     run = await rl.get("t")
     outside = asyncio.ensure_future(run.result())
@@ -233,7 +233,7 @@ async def test_idempotency_keys_and_spawned_ids_are_new_in_every_generation(worl
         return shipped if month == 3 else continue_as(month + 1, shipped)
 
     rl = await world.open()
-    shipped = await rl.run(billing, 1, [], id="b")
+    shipped = await rl.run(billing.with_id("b"), 1, [])
     assert len(set(keys)) == len(keys) == 6, keys
     assert shipped == ["b/$spawn.ship", "b/@2/$spawn.ship", "b/@3/$spawn.ship"]
     assert keys[:2] == ["b/charge", "b/child/charge"], "the first generation's are as ever"
@@ -254,7 +254,7 @@ async def test_child_runs_and_items_go_with_their_generation(world: World):
         return found if n == 2 else continue_as(n + 1)
 
     rl = await world.open()
-    assert await rl.run(turning, 0, id="t") == ["2a", "2b"]
+    assert await rl.run(turning.with_id("t"), 0) == ["2a", "2b"]
     children = await rl.services.store.get_runs(["t/child", "t/@2/child", "t/@3/child"])
     assert [row.id for row in children] == ["t/@3/child"]
     items = await rl.services.store.item_results("t")
@@ -269,7 +269,7 @@ async def test_recorded_values_are_new_in_every_generation(world: World):
         return seen if len(seen) == 3 else continue_as(seen)
 
     rl = await world.open()
-    run = await rl.start(turning, [], id="t")
+    run = await rl.start(turning.with_id("t"), [])
     for n in range(3):
         await until(lambda n=n: _sleeps_in(world, "t", n + 1))
         world.clock.advance("1s")
@@ -289,7 +289,7 @@ async def test_forking_a_later_generation(world: World):
         return str(await mark("second"))
 
     rl = await world.open()
-    run = await rl.start(turning, 0, id="t")
+    run = await rl.start(turning.with_id("t"), 0)
     assert await run.result() == "second"
     forked = await rl.fork("t", "@3/mark:1", new_id="f")
     assert await forked.result() == "second"
@@ -335,7 +335,7 @@ async def test_tasks_that_are_left_behind_end_with_the_generation(world: World):
         return n if n == 2 else continue_as(n + 1)
 
     rl = await world.open()
-    assert await rl.run(turning, 0, id="t") == 2
+    assert await rl.run(turning.with_id("t"), 0) == 2
     assert ended == [0, 1, 2]
 
 
@@ -376,7 +376,7 @@ async def test_the_input_may_be_a_blob(world: World):
         return len(text) if len(text) > 500 else continue_as(text * 3)
 
     rl = await world.open(payload={"blob_threshold": 16})
-    run = await rl.start(growing, "ab", id="g")
+    run = await rl.start(growing.with_id("g"), "ab")
     assert await run.result() == 1458 / 3 * 3
     assert (await world.state("g")).created is not None
 

@@ -27,7 +27,7 @@ async def test_cancelling_ends_it_in_whatever_generation(world: World):
         return continue_as(n + 1)
 
     rl = await world.open()
-    run = await rl.start(turning, 0, id="t")
+    run = await rl.start(turning.with_id("t"), 0)
     await until(lambda: waits_for(world, run, "go"))
     await run.signal("go")
     await until(lambda: is_in_generation(world, "t", 2))
@@ -42,7 +42,7 @@ async def test_one_that_never_waits_can_be_cancelled_and_paused(world: World):
         return continue_as(n + 1)
 
     rl = await world.open()
-    run = await rl.start(spinning, 0, id="s")
+    run = await rl.start(spinning.with_id("s"), 0)
     await until(lambda: is_beyond(world, "s", 5))
     await run.pause()
     await world.until_status("paused", run)
@@ -60,7 +60,7 @@ async def test_closing_lets_go_of_it_and_it_goes_on_elsewhere(world: World):
         return n if n == 10_000_000 else continue_as(n + 1)
 
     rl = await world.open()
-    run = await rl.start(spinning, 0, id="s")
+    run = await rl.start(spinning.with_id("s"), 0)
     for _ in range(8):
         stood_at = (await world.state("s")).generation
         await until(lambda at=stood_at: is_beyond(world, "s", at + 3))
@@ -82,7 +82,7 @@ async def test_a_lease_that_is_lost_while_the_next_generation_is_committed(world
         return n if n == 1 else continue_as(n + 1)
 
     rl = await world.open()
-    run = await rl.start(turning, 0, id="t")
+    run = await rl.start(turning.with_id("t"), 0)
     await until(lambda: waits_for(world, run, "go"))
     store: Any = rl.services.store
     commit, keeper = store.inner.commit, rl.services.keeper
@@ -115,7 +115,7 @@ async def test_a_lease_that_lapses_fences_the_next_generation(world: World):
         return n if n == 1 else continue_as(n + 1)
 
     rl = await world.open()
-    run = await rl.start(turning, 0, id="t")
+    run = await rl.start(turning.with_id("t"), 0)
     await until(lambda: waits_for(world, run, "go"))
     store: Any = rl.services.store
     commit = store.inner.commit
@@ -146,7 +146,7 @@ async def test_one_that_never_waits_makes_room_for_others(world: World):
         return n
 
     rl = await world.open(max_concurrent_runs=1)
-    endless = await rl.start(spinning, 0, id="s")
+    endless = await rl.start(spinning.with_id("s"), 0)
     runs = [await rl.start(short, n) for n in range(3)]
     world.clock.advance("1s")  # it is due after them from now on
     assert [await run.result(timeout="60s") for run in runs] == [0, 1, 2]
@@ -172,7 +172,7 @@ async def test_many_generations_leave_nothing_behind(world: World):
         return n if n == 90 else continue_as(n + 1)
 
     rl = await world.open()
-    run = await rl.start(turning, 0, id="t")
+    run = await rl.start(turning.with_id("t"), 0)
     sizes: dict[int, tuple[int, ...]] = {}
     for n in range(91):
         await run.signal("go", id=f"{n}")
@@ -195,7 +195,7 @@ async def test_a_generation_that_waited_for_a_moment_is_not_kept_by_its_timer(wo
         return n if n == 20 else continue_as(n + 1)
 
     rl = await world.open(park_after="5m")
-    run = await rl.start(turning, 0, id="t")
+    run = await rl.start(turning.with_id("t"), 0)
     for n in range(20):
         await until(lambda n=n: is_in_generation(world, "t", n + 1))
         await until(lambda: waits_for(world, run, "go"))
@@ -220,5 +220,5 @@ async def test_a_checkpoint_of_the_last_generation_that_comes_late_is_refused(wo
 
     world.slow["checkpoint"] = 7
     rl = await world.open(checkpoint={"every": 3})
-    assert await rl.run(turning, 0, id="t") == 30
+    assert await rl.run(turning.with_id("t"), 0) == 30
     assert len(calls) == 31 * 4

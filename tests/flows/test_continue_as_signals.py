@@ -31,7 +31,7 @@ async def test_signals_are_taken_by_whichever_generation_asks(world: World):
         return found if len(found) == 10 else continue_as(found)
 
     rl = await world.open()
-    run = await rl.start(taking, [], id="t")
+    run = await rl.start(taking.with_id("t"), [])
     for n in range(10):
         await run.signal("n", n)
     assert await run.result() == list(range(10))
@@ -45,7 +45,7 @@ async def test_signals_that_come_while_the_next_generation_is_committed(world: W
 
     world.slow["commit"] = 20
     rl = await world.open()
-    run = await rl.start(taking, [], id="t")
+    run = await rl.start(taking.with_id("t"), [])
     for n in range(50):
         await run.signal("n", n)
         for _ in range(n % 23):
@@ -60,7 +60,7 @@ async def test_signals_to_a_parked_generation_wake_it(world: World):
         return found if len(found) == 3 else continue_as(found)
 
     rl = await world.open()
-    run = await rl.start(taking, [], id="t")
+    run = await rl.start(taking.with_id("t"), [])
     for n in range(3):
         await until(lambda: waits_for(world, run, "n"))
         await world.park(run)
@@ -86,7 +86,7 @@ async def test_a_signal_that_was_taken_and_given_up_on_is_the_next_generations(w
 
     rl = await world.open()
     world.slow["commit"] = 5
-    run = await rl.start(taking, 0, id="t")
+    run = await rl.start(taking.with_id("t"), 0)
     await until(lambda: waits_for(world, run, "now"))
     await asyncio.gather(run.signal("now"), run.signal("go", "kept"))
     await until(lambda: is_in_generation(world, "t", 2))
@@ -112,7 +112,7 @@ async def test_a_signal_whose_blob_is_being_read_when_the_flow_gives_up_on_it(wo
 
     rl = await world.open(payload={"blob_threshold": 16})
     blob = Held(world, "get_blob")
-    run = await rl.start(taking, 0, id="t")
+    run = await rl.start(taking.with_id("t"), 0)
     await until(lambda: waits_for(world, run, "now"))
     await run.signal("go", text)
     await blob.reached.wait()
@@ -138,7 +138,7 @@ async def test_a_blob_that_is_missing_is_no_matter_of_a_generation_that_has_ende
     rl = await world.open(payload={"blob_threshold": 16})
     next_one = Held(world, "commit", begins_a_generation)
     blob = Held(world, "get_blob")
-    run = await rl.start(taking, 0, id="t")
+    run = await rl.start(taking.with_id("t"), 0)
     await until(lambda: waits_for(world, run, "now"))
     await run.signal("large", "x" * 500)
     await blob.reached.wait()
@@ -172,7 +172,7 @@ async def test_a_signal_that_was_recorded_for_a_wait_which_the_flow_gave_up_on_i
     rl = await world.open()
     commit = Held(world, "commit", gives_up)
     world.slow["commit"] = 5
-    run = await rl.start(taking, 0, id="t")
+    run = await rl.start(taking.with_id("t"), 0)
     await until(lambda: waits_for(world, run, "now"))
     await asyncio.gather(run.signal("now"), run.signal("go", "kept"))
     await commit.reached.wait()
@@ -209,7 +209,7 @@ async def test_a_signal_that_was_taken_back_from_the_journal_is_taken_once(world
     rl = await world.open()
     commit = Held(world, "commit", gives_up)
     world.slow["commit"] = 5
-    run = await rl.start(taking, id="t")
+    run = await rl.start(taking.with_id("t"))
     await until(lambda: waits_for(world, run, "now"))
     await asyncio.gather(run.signal("now"), run.signal("go", "kept"))
     await commit.reached.wait()
@@ -243,7 +243,7 @@ async def test_signals_keep_their_order_when_some_were_taken_back(world: World, 
 
     rl = await world.open(payload={"blob_threshold": 16})
     blob = Held(world, "get_blob")
-    run = await rl.start(taking, 0, id="t")
+    run = await rl.start(taking.with_id("t"), 0)
     await until(lambda: waits_for(world, run, "now"))
     await run.signal("x", "large" * 100)
     await blob.reached.wait()
@@ -269,7 +269,7 @@ async def test_ends_of_spawned_runs_that_nobody_waits_for_do_not_pile_up(world: 
         return int(await spawned) if n == 5 else continue_as(n + 1)
 
     rl = await world.open()
-    run = await rl.start(dispatching, 0, id="d")
+    run = await rl.start(dispatching.with_id("d"), 0)
     for n in range(6):
         await until(lambda: waits_for(world, run, "next"))
         await until(lambda n=n: _has_ended(world, "d/$spawn.errand" if n == 0 else f"d/@{n + 1}/$spawn.errand"))

@@ -50,7 +50,7 @@ async def go_on_for(generations: int, folder: Path) -> list[Size]:
     path = folder / "endless.db"
     sizes: list[Size] = []
     async with Relight(f"sqlite:///{path}", park_after="1ms") as rl:
-        run = await rl.start(endless, 0, id="endless")
+        run = await rl.start(endless.with_id("endless"), 0)
         for point in range(1, POINTS + 1):
             seconds = max(60.0, every / 50)
             await until(lambda: "endless" not in rl.orchestrator.live, seconds)

@@ -99,7 +99,7 @@ async def test_a_sync_flow_that_computes_for_long_comes_to_its_end(
             return parallel(compute, work)
         if shape == "child":
             return [child()]
-        found = [work()] if shape == "after a step" else []
+        found: list[str] = [work()] if shape == "after a step" else []
         found.append(compute())
         return [*found, work()] if shape == "then a step" else found
 

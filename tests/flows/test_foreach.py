@@ -222,7 +222,7 @@ async def test_a_thousand_items(world: World, concurrency: int):
         return sum(found)
 
     rl = await world.open(checkpoint_every=500)
-    run = await rl.start(thousand, id="r")
+    run = await rl.start(thousand.with_id("r"))
     await until(lambda: len(calls) >= 600)
     rl = await world.crash_and_reopen()
     run = await rl.get("r")
@@ -247,7 +247,7 @@ async def test_restoring_costs_in_proportion_to_the_items(world: World):
         return len(found)
 
     rl = await world.open()
-    run = await rl.start(many, id="r")
+    run = await rl.start(many.with_id("r"))
     await world.until_status("waiting", run)
     await world.crash()
     before = time.process_time()
@@ -287,7 +287,7 @@ class Shipping:
     async def crash_at(self, world: World, done: int) -> None:
         """Start, and crash when so many items are recorded and the next one hangs."""
         rl = await world.open()
-        await rl.start(self.flow, id="r")
+        await rl.start(self.flow.with_id("r"))
         await until(lambda: self.hang_at in self.shipped)
         await until(lambda: _items(world, done))
         await world.crash()
@@ -410,7 +410,7 @@ async def test_from_sequential_to_concurrent_and_back(world: World):
         return await foreach(ABCDE, ship, concurrency=concurrency)  # type: ignore[no-any-return]
 
     rl = await world.open()
-    await rl.start(shipping, id="r")
+    await rl.start(shipping.with_id("r"))
     await until(lambda: _items(world, 4))
     await world.crash()
     concurrency, hang = 1, False
@@ -437,7 +437,7 @@ async def test_an_item_is_what_its_step_is_given(world: World):
         return found  # type: ignore[no-any-return]
 
     rl = await world.open()
-    run = await rl.start(weighing, id="r")
+    run = await rl.start(weighing.with_id("r"))
     await world.until_status("waiting", run)
     items[0] = {"weight": 2, "id": 1}  # the same, spelled in another order
     await world.crash_and_reopen()
@@ -479,7 +479,7 @@ async def test_progress_inside_an_item_is_kept(world: World, concurrency: int):
         return await foreach([0, 1, 2], both, concurrency=concurrency)  # type: ignore[no-any-return]
 
     rl = await world.open()
-    await rl.start(shipping, id="r")
+    await rl.start(shipping.with_id("r"))
     await until(lambda: "ship 1" in calls)
     await until(lambda: _items(world, 1 if concurrency == 1 else 2))
     before = list(calls)
@@ -508,7 +508,7 @@ async def test_items_may_sleep_and_wait_and_the_run_is_parked(world: World, conc
     assert await run.result() == ["0 s0", "1 s1", "2 s2"]
 
 
-async def _done_or_park(world: World, run: Handle) -> bool:
+async def _done_or_park(world: World, run: Handle[Any]) -> bool:
     """Let minutes pass, one by one, with every run out of memory in between."""
     row = await world.row(run.id)
     if row.status == "waiting" and run.id not in world.rl.orchestrator.live:
@@ -541,7 +541,7 @@ async def test_nested_and_repeated(world: World):
         return await foreach(["0", "1"], table)  # type: ignore[no-any-return]
 
     rl = await world.open()
-    await rl.start(tables, id="r")
+    await rl.start(tables.with_id("r"))
     await until(lambda: "1.2.1" in calls)
     await until(lambda: _keys(world, "1.2.0"))
     await world.crash()
@@ -574,7 +574,7 @@ async def test_several_foreach_in_one_flow_keep_apart(world: World):
         return [first, second]
 
     rl = await world.open()
-    run = await rl.start(twice, id="r")
+    run = await rl.start(twice.with_id("r"))
     await world.until_status("waiting", run)
     assert {item.key for item in await rl.items("r")} == {"$foreach", "$foreach:1"}
     rl = await world.crash_and_reopen()
@@ -705,8 +705,8 @@ async def test_an_error_in_an_item_replays_as_an_error(world: World):
     [
         (lambda: foreach([1], lambda n: n, concurrency=0), r"concurrency=0"),
         (lambda: foreach([1], lambda n: n, concurrency=True), r"concurrency=True"),
-        (lambda: foreach([1], lambda n: n, concurrency=1.5), r"concurrency=1.5"),  # type: ignore[arg-type]
-        (lambda: foreach([1], "work"), r"each='work'"),  # type: ignore[arg-type]
+        (lambda: foreach([1], lambda n: n, concurrency=1.5), r"concurrency=1.5"),  # type: ignore[call-overload]
+        (lambda: foreach([1], "work"), r"each='work'"),  # type: ignore[call-overload]
     ],
 )
 def test_wrong_arguments_are_refused(wrong: Callable[[], Any], named: str):
@@ -762,7 +762,7 @@ async def test_finished_items_are_listed_while_it_runs(world: World):
         await foreach("abc", work, concurrency=3)
 
     rl = await world.open(payload_blob_threshold=11)
-    run = await rl.start(listing, id="r")
+    run = await rl.start(listing.with_id("r"))
     await until(lambda: _items(world, 2))
     items = await rl.items("r")
     assert [(item.key, item.index, item.run_id) for item in items] == [("$foreach", 0, "r"), ("$foreach", 1, "r")]
@@ -787,7 +787,7 @@ async def test_items_of_a_child_run_are_listed_under_it(world: World):
         await child()
 
     rl = await world.open()
-    run = await rl.start(parent, id="p")
+    run = await rl.start(parent.with_id("p"))
     await run.result()
     assert await rl.items("p") == []
     assert len(await rl.items("p/child")) == 2

@@ -13,12 +13,12 @@ from tests.flows.world import World, until
 CRASH = pytest.mark.parametrize("crash", [False, True], ids=["live", "killed"])
 
 
-async def at_rest(world: World, run: Handle) -> bool:
+async def at_rest(world: World, run: Handle[Any]) -> bool:
     live = world.rl.orchestrator.live.get(run.id)
     return await world.is_("waiting", run) or (live is not None and bool(live.inflight))
 
 
-async def is_cancelled(run: Handle, reason: str = "sold") -> None:
+async def is_cancelled(run: Handle[Any], reason: str = "sold") -> None:
     with pytest.raises(RunCancelledError, match=reason):
         await run.result("60s")
 

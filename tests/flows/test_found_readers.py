@@ -106,7 +106,7 @@ async def test_a_child_of_a_retried_flow_that_is_called_with_another_input_gives
         return await last(await child(n))
 
     rl = await world.open()
-    run = await rl.start(parent, id="r")
+    run = await rl.start(parent.with_id("r"))
     await until(lambda: gate.entered or world.clock.advance(1))
     rl = await world.crash_and_reopen()
     await gate.open(after=2)
@@ -199,7 +199,7 @@ async def test_only_the_first_steps_of_a_run_that_died_early_may_have_been_in_fl
         await gate.pass_by()
 
     rl = await world.open()
-    await rl.start(many, id="r")
+    await rl.start(many.with_id("r"))
     await until(lambda: gate.entered)
     rl = await world.crash_and_reopen()
     with caplog.at_level("INFO", logger="relight"):
@@ -252,7 +252,7 @@ async def test_a_cancelled_foreach_whose_steps_ended_all_the_same_is_the_same_in
             await clean_up()
 
     rl = await world.open()
-    run = await rl.start(fanning_out, id="r")
+    run = await rl.start(fanning_out.with_id("r"))
     await until(lambda: len(begun) == 3)
     await run.cancel("enough")
     for life in (1, 2):

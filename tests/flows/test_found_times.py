@@ -14,7 +14,7 @@ from tests.flows.world import World, until
 AWAY = pytest.mark.parametrize("away", ["killed", "paused"])
 
 
-async def leave(world: World, run: Handle, away: str) -> Handle:
+async def leave(world: World, run: Handle[Any], away: str) -> Handle[Any]:
     """From now on the run is out of memory. Signals may be sent to the handle this gives."""
     if away == "paused":
         await run.pause()
@@ -25,7 +25,7 @@ async def leave(world: World, run: Handle, away: str) -> Handle:
     return await rl.get(run.id)
 
 
-async def come_back(world: World, run: Handle, away: str) -> Handle:
+async def come_back(world: World, run: Handle[Any], away: str) -> Handle[Any]:
     if away == "paused":
         await run.resume()
         await until(lambda: _resumed(world, run))
@@ -35,17 +35,17 @@ async def come_back(world: World, run: Handle, away: str) -> Handle:
     return await rl.get(run.id)
 
 
-async def _resumed(world: World, run: Handle) -> bool:
+async def _resumed(world: World, run: Handle[Any]) -> bool:
     return not await world.is_("paused", run)
 
 
-async def begun(world: World, run: Handle, count: int) -> None:
+async def begun(world: World, run: Handle[Any], count: int) -> None:
     """So many waits of it are durable."""
     await until(lambda: _begun(world, run, count))
     await until(lambda: world.is_("waiting", run))
 
 
-async def _begun(world: World, run: Handle, count: int) -> bool:
+async def _begun(world: World, run: Handle[Any], count: int) -> bool:
     return sum(isinstance(event, j.WaitStarted) for event in await world.events(run.id)) >= count
 
 
@@ -121,10 +121,11 @@ async def test_signals_go_to_those_whose_time_had_not_passed_when_they_came(worl
 
     @flow
     async def two() -> list[str]:
-        return await asyncio.gather(
+        found = await asyncio.gather(
             wait_for("ok", str, timeout="10m", default="timed out"),
             wait_for("ok", str, timeout="1h", default="timed out"),
         )
+        return list(found)
 
     rl = await world.open()
     run = await rl.start(two)
@@ -279,7 +280,7 @@ async def test_a_back_off_has_its_place_among_the_times_that_have_passed(world: 
     assert await run.result("60s") == ["sibling", "child"]
 
 
-async def _retrying(world: World, run: Handle) -> bool:
+async def _retrying(world: World, run: Handle[Any]) -> bool:
     return any(isinstance(event, j.RunRetrying) for event in await world.events(run.id))
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from relight import (
     ConflictError,
+    Flow,
     Relight,
     RelightError,
     Retry,
@@ -59,14 +60,14 @@ async def test_the_same_id_and_input_is_the_same_run(world: World):
         return a + b
 
     rl = await world.open()
-    first = await rl.start(adding, 1, id="r")
+    first = await rl.start(adding.with_id("r"), 1)
     again = await rl.start("adding", 1, b=1, id="r")
     assert first.id == again.id == "r"
     await world.until_status("waiting", first)
     rl = await world.crash_and_reopen()
-    await (await rl.start(adding, a=1, id="r")).signal("go")
+    await (await rl.start(adding.with_id("r"), a=1)).signal("go")
     assert await finish(world, "r") == 2
-    assert await rl.run(adding, 1, id="r") == 2
+    assert await rl.run(adding.with_id("r"), 1) == 2
     assert calls == [1, 1]
     assert len((await rl.list()).runs) == 1
 
@@ -82,12 +83,12 @@ async def test_another_flow_or_input_under_a_taken_id_is_a_conflict(world: World
         return a
 
     rl = await world.open(payload_blob_threshold=threshold)
-    await rl.run(adding, 1, id="r")
+    await rl.run(adding.with_id("r"), 1)
     with pytest.raises(ConflictError, match=r"'r' is taken by flow 'adding'.* not flow 'adding' with input .*2"):
-        await rl.start(adding, 2, id="r")
+        await rl.start(adding.with_id("r"), 2)
     with pytest.raises(ConflictError, match=r"'r' is taken by flow 'adding'.* not flow 'other'"):
-        await rl.start(other, 1, id="r")
-    assert await rl.run(adding, 1, id="r") == 1
+        await rl.start(other.with_id("r"), 1)
+    assert await rl.run(adding.with_id("r"), 1) == 1
     assert len((await rl.list()).runs) == 1
 
 
@@ -98,7 +99,7 @@ async def test_ids_that_cannot_be(world: World, bad: Any):
 
     rl = await world.open()
     with pytest.raises(DefinitionError, match="cannot be a run id"):
-        await rl.start(nothing, id=bad)
+        await rl.start(nothing.with_id(bad))
 
 
 async def test_unknown_runs(world: World):
@@ -122,8 +123,8 @@ async def test_listing(world: World):
     rl = await world.open()
     for n in range(4):
         world.clock.advance(10)
-        await rl.start(waiting if n % 2 else ending, n, id=f"r{n}")
-    last = await rl.start(ending, 3, id="bad")
+        await rl.start((waiting if n % 2 else ending).with_id(f"r{n}"), n)
+    last = await rl.start(ending.with_id("bad"), 3)
     await until(lambda: world.is_("failed", last))
     await until(lambda: statuses(rl, "running", []))
 
@@ -144,7 +145,7 @@ async def test_listing(world: World):
     while True:
         page = await rl.list(limit=2, cursor=cursor)
         seen.append([row.id for row in page.runs])
-        await rl.start(waiting, 100 + len(seen), id=f"new{len(seen)}")  # one that comes meanwhile shifts nothing
+        await rl.start(waiting.with_id(f"new{len(seen)}"), 100 + len(seen))  # one that comes meanwhile shifts nothing
         cursor = page.next_cursor
         if cursor is None:
             break
@@ -178,7 +179,7 @@ async def test_describe_and_the_timeout_of_result(world: World):
         return str(await wait_for("go"))
 
     rl = await world.open()
-    run = await rl.start(waiting, 7, id="r")
+    run = await rl.start(waiting.with_id("r"), 7)
     assert repr(run) == "<run 'r'>"
     with pytest.raises(TimeoutError, match=r"run 'r' has not ended within 0.01s"):
         await run.result(timeout="10ms")
@@ -213,7 +214,7 @@ async def test_cancel_wins_over_whatever_a_run_waits_for(world: World, state: st
             await wait_for("never")
 
     rl = await world.open()
-    run = await rl.start(stubborn, state, id="r")
+    run = await rl.start(stubborn.with_id("r"), state)
     await world.until_status("waiting", run)
     if state == "parked":
         await world.park(run)
@@ -258,7 +259,7 @@ async def test_cancel_of_a_step_in_flight_and_of_retries_that_never_end(world: W
 
     rl = await world.open()
     for which in ("failing", "hanging"):
-        run = await rl.start(both, which, id=which)
+        run = await rl.start(both.with_id(which), which)
         await until(lambda: len(attempts) > 3)
         await until(lambda: world.is_("running", run))
         await until(lambda: which == "failing" or rl.orchestrator.live["hanging"].inflight)
@@ -278,7 +279,7 @@ async def test_cancel_reaches_children_and_spawned_runs(world: World):
     async def spawned(name: str) -> None:
         try:
             if name == "spawned":
-                await spawn(spawned, "grandchild", id="grandchild")
+                await spawn(spawned.with_id("grandchild"), "grandchild")
             await wait_for("never")
         finally:
             await clean(name)
@@ -293,13 +294,13 @@ async def test_cancel_reaches_children_and_spawned_runs(world: World):
     @flow
     async def top() -> None:
         try:
-            await spawn(spawned, "spawned", id="spawned")
+            await spawn(spawned.with_id("spawned"), "spawned")
             await child()
         finally:
             await clean("top")
 
     rl = await world.open()
-    run = await rl.start(top, id="t")
+    run = await rl.start(top.with_id("t"))
     await until(lambda: three_wait(rl))
     await run.cancel("all of it")
     for run_id in ("t", "spawned", "grandchild"):
@@ -349,7 +350,8 @@ async def test_clean_up_is_durable_across_a_crash_in_it(world: World, kind: str)
             mark("third")
 
     rl = await world.open()
-    run = await rl.start(cleaning_async if kind == "async" else cleaning_sync, id="r")
+    cleaning: Flow[..., Any] = cleaning_async if kind == "async" else cleaning_sync
+    run = await rl.start(cleaning.with_id("r"))
     await world.until_status("waiting", run)
     await run.cancel("stop")
     await until(lambda: "second" in calls)
@@ -384,7 +386,7 @@ async def test_clean_up_that_takes_too_long_is_cut_off(world: World, kind: str):
             await (endless() if kind == "async" else endless_sync())
 
     rl = await world.open(cancel_grace="1m")
-    run = await rl.start(cleaning, id="r")
+    run = await rl.start(cleaning.with_id("r"))
     await world.until_status("waiting", run)
     await run.cancel()
     await until(lambda: entered)
@@ -403,7 +405,7 @@ async def test_a_cancelled_flow_may_sleep_in_its_clean_up_within_the_grace(world
             await sleep("10s")
 
     rl = await world.open()
-    run = await rl.start(cleaning, id="r")
+    run = await rl.start(cleaning.with_id("r"))
     await world.until_status("waiting", run)
     await run.cancel()
     await until(lambda: "$sleep" in rl.orchestrator.live["r"].pending)
@@ -433,7 +435,7 @@ async def test_cancel_before_the_run_was_taken_up(world: World):
     gate = asyncio.Event()
     rl = await world.open(max_concurrent_runs=1)
     first = await rl.start(blocking)
-    run = await rl.start(queued, id="r")
+    run = await rl.start(queued.with_id("r"))
     assert await run.status() == "pending"
     await run.cancel()
     gate.set()
@@ -448,14 +450,14 @@ async def test_cancelling_twice_and_after_the_end(world: World):
         return str(await wait_for("go"))
 
     rl = await world.open()
-    run = await rl.start(waiting, id="r")
+    run = await rl.start(waiting.with_id("r"))
     await world.until_status("waiting", run)
     await run.cancel("first")
     await run.cancel("second")  # perhaps it is cancelled already
     await cancelled(world, "r", "first")
     await run.cancel("third")  # it is cancelled: nothing to do
     await cancelled(world, "r", "first")
-    done = await rl.start(waiting, id="done")
+    done = await rl.start(waiting.with_id("done"))
     await done.signal("go", "x")
     assert await done.result(timeout="60s") == "x"
     with pytest.raises(RunStateError, match=r"'done' is completed: it can no longer be told to cancel"):
@@ -481,7 +483,7 @@ async def test_a_second_cancel_during_the_clean_up_changes_nothing(world: World)
             await clean()
 
     rl = await world.open()
-    run = await rl.start(cleaning, id="r")
+    run = await rl.start(cleaning.with_id("r"))
     await world.until_status("waiting", run)
     await run.cancel("first")
     await until(lambda: "clean" in rl.orchestrator.live["r"].inflight)
@@ -497,7 +499,7 @@ async def test_of_two_cancels_at_once_one_is_the_reason(world: World):
 
     rl = await world.open()
     for n in range(10):
-        run = await rl.start(waiting, id=f"r{n}")
+        run = await rl.start(waiting.with_id(f"r{n}"))
         await world.until_status("waiting", run)
         await asyncio.gather(run.cancel("one"), run.cancel("the other"))  # whichever the store had first
         with pytest.raises(RunCancelledError) as raised:
@@ -516,7 +518,7 @@ async def test_a_cancel_that_finds_the_run_cancelled_by_another_has_nothing_to_d
         await wait_for("never")
 
     rl = await world.open()
-    run = await rl.start(waiting, id="r")
+    run = await rl.start(waiting.with_id("r"))
     await world.until_status("waiting", run)
     store: Any = rl.services.store
     post = store.inner.post
@@ -543,7 +545,7 @@ async def test_a_child_is_told_nothing_but_through_its_root(world: World):
         await child()
 
     rl = await world.open()
-    run = await rl.start(top, id="t")
+    run = await rl.start(top.with_id("t"))
     await world.until_status("waiting", run)
     inner = await rl.get("t/child")
     for refused in (inner.cancel(), inner.pause(), inner.resume(), inner.signal("x")):
@@ -559,7 +561,7 @@ async def test_a_flow_that_swallows_its_cancellation_is_cancelled_all_the_same(w
         return "went on"
 
     rl = await world.open()
-    run = await rl.start(deaf, id="r")
+    run = await rl.start(deaf.with_id("r"))
     await world.until_status("waiting", run)
     await run.cancel()
     await cancelled(world, "r")
@@ -589,7 +591,7 @@ async def test_pause_lets_a_step_in_flight_finish_and_starts_nothing_new(world: 
         return [await slow(), await after(), await wait_for("go", str)]
 
     rl = await world.open()
-    run = await rl.start(working, id="r")
+    run = await rl.start(working.with_id("r"))
     await until(lambda: calls)
     await run.pause()
     assert await run.status() == "running"
@@ -634,7 +636,8 @@ async def test_a_paused_sleep_goes_on_after_resume(world: World, kind: str):
         return "slept"
 
     rl = await world.open()
-    run = await rl.start(sleeping_async if kind == "async" else sleeping_sync, id="r")
+    sleeping: Flow[..., Any] = sleeping_async if kind == "async" else sleeping_sync
+    run = await rl.start(sleeping.with_id("r"))
     await world.until_status("waiting", run)
     await run.pause()
     await world.until_status("paused", run)
@@ -650,7 +653,7 @@ async def test_pause_and_resume_at_once_and_resume_of_what_is_not_paused(world: 
         return str(await wait_for("go"))
 
     rl = await world.open()
-    run = await rl.start(waiting, id="r")
+    run = await rl.start(waiting.with_id("r"))
     await world.until_status("waiting", run)
     await run.pause()
     await run.resume()
@@ -667,7 +670,7 @@ async def test_a_pause_and_a_resume_that_are_heard_together(world: World):
         return str(await wait_for("go"))
 
     rl = await world.open()
-    run = await rl.start(waiting, id="r")
+    run = await rl.start(waiting.with_id("r"))
     await world.until_status("waiting", run)
     kinds = (MessageKind.PAUSE, MessageKind.RESUME)
     await rl.services.store.post([Message(run_id="r", kind=kind) for kind in kinds])
@@ -699,14 +702,14 @@ async def test_pause_of_a_parked_run_and_of_one_not_taken_up(world: World):
         return str(await wait_for("go"))
 
     rl = await world.open(max_concurrent_runs=1)
-    parked = await rl.start(waiting, id="parked")
+    parked = await rl.start(waiting.with_id("parked"))
     await world.park(parked)
     await parked.pause()
     await world.until_status("paused", parked)
     await parked.signal("go", "x")
-    first = await rl.start(blocking, id="first")
+    first = await rl.start(blocking.with_id("first"))
     await until(lambda: calls == ["hold"])
-    queued = await rl.start(blocking, id="queued")
+    queued = await rl.start(blocking.with_id("queued"))
     await queued.pause()
     await parked.resume()
     gate.set()
@@ -727,7 +730,7 @@ async def test_a_signal_with_an_id_counts_once(world: World):
         return [await wait_for("n", str), await wait_for("n", str)]
 
     rl = await world.open()
-    run = await rl.start(counting, id="r")
+    run = await rl.start(counting.with_id("r"))
     await world.until_status("waiting", run)
     for _ in range(3):
         await run.signal("n", "one", id="m-1")
@@ -752,7 +755,7 @@ async def test_a_signal_id_counts_once_also_after_an_earlier_life_took_it(world:
         return number
 
     rl = await world.open()
-    run = await rl.start(counting, id="r")
+    run = await rl.start(counting.with_id("r"))
     await world.until_status("waiting", run)
     await run.signal("n", 1, id="m-1")
     await until(lambda: two_waits_begun(world))
@@ -774,7 +777,7 @@ async def test_a_signal_id_counts_once_also_after_it_was_taken(world: World):
         return [await wait_for("n", str), await wait_for("n", str)]
 
     rl = await world.open()
-    run = await rl.start(counting, id="r")
+    run = await rl.start(counting.with_id("r"))
     await run.signal("n", "one", id="m-1")
     await until(lambda: taken(world))
     await run.signal("n", "one", id="m-1")
@@ -828,7 +831,7 @@ async def test_fork_keeps_what_came_before_the_step(world: World, ended: str):
         return found
 
     rl = await world.open()
-    run = await rl.start(both, ended, id="r")
+    run = await rl.start(both.with_id("r"), ended)
     await world.until_status(ended, run)
     before = (await run.describe(), await world.events("r"))
     forked = await rl.fork("r", from_step="inner/b")
@@ -858,7 +861,7 @@ async def test_a_fork_survives_a_crash_and_can_be_forked(world: World):
         return [*found, await mark("3")]
 
     rl = await world.open()
-    run = await rl.start(three, id="r")
+    run = await rl.start(three.with_id("r"))
     await world.until_status("waiting", run)
     await rl.fork("r", from_step="mark:1", new_id="f")
     await until(lambda: len(calls) == 3)
@@ -885,7 +888,7 @@ async def test_forks_that_cannot_be(world: World):
         await inner()
 
     rl = await world.open()
-    await rl.run(both, id="r")
+    await rl.run(both.with_id("r"))
     with pytest.raises(DefinitionError, match=r"'r' has no recorded step 'b'; it has: inner/a, inner"):
         await rl.fork("r", from_step="b")
     with pytest.raises(RunStateError, match=r"'r/inner' is a child run; fork its root 'r'"):
@@ -911,7 +914,7 @@ async def test_several_engines_in_one_process(tmp_path: Path):
 
     async with Relight(tmp_path / "one.db") as one, Relight(tmp_path / "two.db") as two, Relight("memory:") as three:
         engines = (one, two, three)
-        found = await asyncio.gather(*(rl.run(saying, f"n{n}", id="same") for n, rl in enumerate(engines)))
+        found = await asyncio.gather(*(rl.run(saying.with_id("same"), f"n{n}") for n, rl in enumerate(engines)))
         assert found == ["n0", "n1", "n2"]
         for rl in engines:
             assert [row.id for row in (await rl.list()).runs] == ["same"]
@@ -980,11 +983,11 @@ def test_the_blocking_facade(tmp_path: Path):
 
     with Relight(tmp_path / "x.db", clock=clock) as rl:
         assert rl.fault is None
-        assert rl.run(doubling, [1, 2], id="d") == [2, 4]
+        assert rl.run(doubling.with_id("d"), [1, 2]) == [2, 4]
         assert [item.index for item in rl.items("d")] == [0, 1]
         with pytest.raises(RunFailedError, match="ValueError: no"):
             rl.run(failing)
-        run = rl.start(waiting, id="w")
+        run = rl.start(waiting.with_id("w"))
         assert repr(run) == "<run 'w'>"
         with pytest.raises(TimeoutError):
             run.result(timeout="1ms")
@@ -1008,7 +1011,7 @@ def test_the_blocking_facade(tmp_path: Path):
     with pytest.raises(RelightError, match="this Relight is closed"):
         rl.run(doubling, [1])
     with engine as again:  # it may be opened again
-        assert again.run(doubling, [1, 2], id="d") == [2, 4]
+        assert again.run(doubling.with_id("d"), [1, 2]) == [2, 4]
 
 
 # Of `rl.relight`, not of `rl` itself; signalled() is for the main thread's loop. The rest is for Relight's own parts.

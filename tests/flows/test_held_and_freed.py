@@ -32,7 +32,7 @@ def store():
     return MemoryStore(clock=SYSTEM_CLOCK)
 
 
-async def has_status(run: Handle, status: Status) -> None:
+async def has_status(run: Handle[Any], status: Status) -> None:
     async def reached() -> bool:
         return await run.status() == status
 
@@ -50,7 +50,7 @@ async def test_another_kind_of_value_than_recorded_holds_the_run(store, registry
         return valued
 
     async with Relight(store=store) as rl:
-        run = await rl.start(define(now), id="r")
+        run = await rl.start(define(now).with_id("r"))
         await has_status(run, Status.WAITING)
     registry.remove("valued")
     define(random)
@@ -69,7 +69,7 @@ async def test_the_result_of_a_run_can_be_awaited_as_soon_as_its_flow_is_registe
         return str(await wait_for("go"))
 
     async with Relight(store=store) as rl:
-        run = await rl.start(vanishing, id="r")
+        run = await rl.start(vanishing.with_id("r"))
         await has_status(run, Status.WAITING)
     registry.remove("vanishing")
     async with Relight(store=store) as rl:
@@ -129,7 +129,7 @@ async def test_a_run_held_for_an_upgrade_that_cannot_be_read_is_held_as_what_it_
         return str(await wait_for("go"))
 
     async with Relight(store=store, park_after="1ms") as rl:
-        runs = {name: await rl.start(listens, id=name) for name in ("bad", "good")}
+        runs = {name: await rl.start(listens.with_id(name)) for name in ("bad", "good")}
         for name, run in runs.items():
             await until(lambda run=run: parked(run))
             held = RunChange(run_id=name, status=Status.PAUSED, hold=Hold.UPGRADE, reason="newer", heard=0)
@@ -152,7 +152,7 @@ async def test_a_run_held_for_an_upgrade_that_cannot_be_read_is_held_as_what_it_
         assert await bad.result(timeout="60s") == "at last"
 
 
-async def parked(run: Handle) -> bool:
+async def parked(run: Handle[Any]) -> bool:
     row = await run.describe()
     return row.status is Status.WAITING and row.owner is None
 
@@ -169,7 +169,7 @@ async def test_a_run_that_was_told_something_of_a_newer_kind_is_left_to_a_newer_
         await wait_for("go")
 
     rl = await world.open()
-    run = await rl.start(waits, id="r")
+    run = await rl.start(waits.with_id("r"))
     await world.until_status("waiting", run)
     await rl.services.store.post([Message(run_id="r", kind=MessageKind.NEWER, name="2:poke", at=0.0)])
     rl.orchestrator.waker.look_for_messages()

@@ -48,7 +48,7 @@ async def test_more_runs_than_rooms_all_complete(world: World, rooms: int):
 
     rl = await world.open(max_concurrent_runs=rooms)
     live = rl.orchestrator.live
-    runs = await asyncio.gather(*(rl.start(calculate, n, id=f"r{n}") for n in range(MANY)))
+    runs = await asyncio.gather(*(rl.start(calculate.with_id(f"r{n}"), n) for n in range(MANY)))
     assert await asyncio.gather(*(run.result(timeout="60s") for run in runs)) == [4 * n for n in range(MANY)]
     assert 1 <= most <= rooms
 
@@ -114,7 +114,7 @@ async def test_more_crashed_runs_than_rooms_are_all_recovered(world: World):
 
     rl = await world.open()
     for n in range(MANY):
-        await rl.start(hanging, n, id=f"r{n}")
+        await rl.start(hanging.with_id(f"r{n}"), n)
     await until(lambda: len(begun) == MANY)
     await world.crash()
     gate.set()
@@ -213,7 +213,7 @@ async def test_a_sync_flow_never_waits_for_a_thread_it_holds_itself(world: World
         if shape == "parallel":
             return sum(parallel(lambda: double_sync(x), lambda: double_sync(0), lambda: double_sync(0)))
         if shape == "nested-parallel":
-            return sum(parallel(lambda: sum(parallel(lambda: double_sync(x), lambda: 0)), lambda: double_sync(0)))
+            return sum(parallel(lambda: sum(parallel(lambda: double_sync(x), lambda: 0)), lambda: double_sync(0)))  # type: ignore[arg-type, return-value]
         if shape == "foreach":
             return sum(foreach([x, 0, 0], double_sync, concurrency=3))
         if shape == "foreach-flows":
@@ -462,7 +462,7 @@ async def test_what_comes_into_memory_while_the_engine_stops_is_let_go_as_well(
         return await mark()
 
     rl = await world.open(shutdown_grace="20s")
-    await rl.start(slow.flow, id="slow")  # what stopping waits for
+    await rl.start(slow.flow.with_id("slow"))  # what stopping waits for
     await until(lambda: slow.entered)
     store: Any = rl.services.store
     name = "claim_due" if how == "taken up" else "commit"
@@ -478,14 +478,14 @@ async def test_what_comes_into_memory_while_the_engine_stops_is_let_go_as_well(
         return await real(*args)
 
     if how == "taken up":
-        run = await rl.start(late, id="late")
+        run = await rl.start(late.with_id("late"))
         await world.park(run)
         monkeypatch.setattr(store.inner, name, delayed)
         await run.signal("go")
         starting = None
     else:
         monkeypatch.setattr(store.inner, name, delayed)
-        starting = asyncio.create_task(rl.start(late, id="late"))
+        starting = asyncio.create_task(rl.start(late.with_id("late")))
     await held_up.wait()
     closing = asyncio.create_task(world.close())
     await until(lambda: not rl.orchestrator.has("late") or "late" in rl.orchestrator.live)

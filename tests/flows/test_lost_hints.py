@@ -35,7 +35,7 @@ async def test_two_engines_that_never_hear_of_each_other(
     driver = Relight(store=DeafStore(path, clock=SYSTEM_CLOCK), park_after="1ms" if parked else "1h")
     other = Relight(store=DeafStore(path, clock=SYSTEM_CLOCK), recovery={"enabled": False})
     async with driver, other:
-        run = await driver.start(answering, id="r")
+        run = await driver.start(answering.with_id("r"))
 
         async def waits() -> bool:
             row = await run.describe()
@@ -55,7 +55,7 @@ async def test_what_was_claimed_when_the_lease_was_lost_is_given_back(world: Wor
         return str(await wait_for("go"))
 
     rl = await world.open()
-    run = await rl.start(listening, id="r")
+    run = await rl.start(listening.with_id("r"))
     await world.park(run)
     store: Any = rl.services.store
     claim_due, keeper = store.inner.claim_due, rl.services.keeper

@@ -29,7 +29,7 @@ def lose(request: pytest.FixtureRequest) -> Callable[[World], None]:
     return lambda world: world.lose_blobs(None if request.param == "missing" else b'"another text"')
 
 
-async def held(world: World, run: Handle, digest: str) -> Run:
+async def held(world: World, run: Handle[Any], digest: str) -> Run:
     """The run is held as corrupt, and says for which blob. Whoever waits for it is told."""
     row = await world.until_status("paused", run)
     assert row.hold is Hold.CORRUPT
@@ -41,7 +41,7 @@ async def held(world: World, run: Handle, digest: str) -> Run:
     return row
 
 
-async def goes_on(world: World, run: Handle, blob: bytes = BLOB) -> Any:
+async def goes_on(world: World, run: Handle[Any], blob: bytes = BLOB) -> Any:
     """The blob is there again, as from a backup, and somebody resumes the run."""
     world.lose_blobs()
     await world.rl.services.store.put_blob(blob)
@@ -86,7 +86,7 @@ def asks(how: str) -> Flow[[], Any]:
 @pytest.mark.parametrize("how", ["step", "signal", "child", "item"])
 async def test_on_replay(world: World, lose: Callable[[World], None], how: str):
     rl = await world.open(**CONFIG)
-    run = await rl.start(asks(how), id="r")
+    run = await rl.start(asks(how).with_id("r"))
     if how == "signal":
         await run.signal("large", LARGE)
     await world.park(run)
@@ -103,7 +103,7 @@ async def test_of_the_input(world: World, lose: Callable[[World], None]):
         return len(text)
 
     rl = await world.open(**CONFIG)
-    run = await rl.start(takes, LARGE, id="r")
+    run = await rl.start(takes.with_id("r"), LARGE)
     row = await world.park(run)
     blob = await rl.services.store.get_blob(row.input_blob)
     assert blob is not None
@@ -125,7 +125,7 @@ async def test_of_a_signal_that_was_not_taken_yet(world: World, lose: Callable[[
             return repr(error)  # type: ignore[return-value]
 
     rl = await world.open(**CONFIG, drive=False)
-    run = await rl.start(takes, id="r")
+    run = await rl.start(takes.with_id("r"))
     await run.signal("large", LARGE)
     lose(world)
     await world.close()
@@ -143,7 +143,7 @@ async def test_of_the_result_of_a_spawned_run(world: World, lose: Callable[[Worl
 
     @flow
     async def joins() -> int:
-        other = await spawn(makes, id="other")
+        other = await spawn(makes.with_id("other"))
         await wait_for("go")
         try:
             return len(await other)
@@ -151,7 +151,7 @@ async def test_of_the_result_of_a_spawned_run(world: World, lose: Callable[[Worl
             return repr(error)  # type: ignore[return-value]
 
     rl = await world.open(**CONFIG)
-    run = await rl.start(joins, id="r")
+    run = await rl.start(joins.with_id("r"))
     await until(lambda: is_there(world, "other"))
     await world.until_status("completed", await rl.get("other"))
     lose(world)
@@ -179,7 +179,7 @@ async def test_of_what_an_earlier_attempt_of_the_flow_has_done(world: World, los
         return len(value)
 
     rl = await world.open(**CONFIG)
-    run = await rl.start(tries, id="r")
+    run = await rl.start(tries.with_id("r"))
     await until(lambda: world.asleep(run))
     lose(world)
     world.clock.advance(3600.0)

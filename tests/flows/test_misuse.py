@@ -138,7 +138,7 @@ async def test_a_forgotten_await_in_a_child_run_fails_that(world: World):
             return "not paid"
 
     rl = await world.open()
-    run = await rl.start(order, id="o")
+    run = await rl.start(order.with_id("o"))
     assert await run.result("60s") == "not paid"
     assert (await world.row("o/pay")).status == "failed"
     assert calls == []

@@ -339,7 +339,7 @@ async def test_starting_a_run_inside_a_step_is_fine(world: World):
 
     @step
     async def starts() -> str:
-        return await rl.run(sub, id="started")
+        return await rl.run(sub.with_id("started"))
 
     @flow
     async def outer() -> str:

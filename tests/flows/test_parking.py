@@ -218,7 +218,7 @@ async def test_a_step_in_flight_keeps_the_run_in_memory(world: World):
 
     @flow
     async def mixed() -> list[str]:
-        return await asyncio.gather(wait_for("go", str), slow(), slow_in_a_thread())
+        return list(await asyncio.gather(wait_for("go", str), slow(), slow_in_a_thread()))
 
     rl = await world.open()
     run = await rl.start(mixed)

@@ -222,7 +222,7 @@ async def test_leaving_memory_is_invisible_to_a_flow(world: World, name: str, le
         return str(found)
 
     rl = await world.open()
-    run = await rl.start(surrounded, id="r")
+    run = await rl.start(surrounded.with_id("r"))
     await until(lambda: waits_for(world, run, "go"))
     before = list(notes)
     for _ in range(3):
@@ -245,7 +245,7 @@ async def test_leaving_memory_is_invisible_to_a_flow(world: World, name: str, le
     assert max(notes.count(what) for what in notes) == 1
 
 
-async def _is_not(world: World, run: Handle, status: Status) -> bool:
+async def _is_not(world: World, run: Handle[Any], status: Status) -> bool:
     return (await world.row(run.id)).status is not status
 
 
@@ -358,7 +358,7 @@ async def test_leaving_memory_lets_a_step_of_another_branch_finish(world: World)
         return [waiting.result(), working.result()]
 
     rl = await world.open()
-    run = await rl.start(grouped, id="r")
+    run = await rl.start(grouped.with_id("r"))
     await until(lambda: calls)
     await until(lambda: waits_for(world, run, "go"))
     await run.pause()
@@ -416,7 +416,7 @@ async def test_an_operation_that_begins_as_its_run_is_paused_does_not_break_off_
 
     rl = await world.open()
     orchestrator = rl.orchestrator
-    run = await rl.start(grouped, id="r")
+    run = await rl.start(grouped.with_id("r"))
     await until(lambda: orchestrator.live["r"].departing)
     gate.set()
     await world.until_status("paused", run)

@@ -30,9 +30,9 @@ async def test_a_refusal_that_was_caught_is_refused_again(how):
             if how == "child":
                 await numbered("one")  # type: ignore[arg-type] # that is the point
             elif how == "spawn":
-                await spawn(numbered, "one")
+                await spawn(numbered, "one")  # type: ignore[arg-type] # that is the point
             elif how == "conflict":
-                await spawn(numbered, 5, id="taken")
+                await spawn(numbered.with_id("taken"), 5)
             else:
                 await before_and_after(float("nan"))  # type: ignore[arg-type] # the same
         except (PayloadError, ConflictError) as error:
@@ -42,8 +42,8 @@ async def test_a_refusal_that_was_caught_is_refused_again(how):
         return seen
 
     async with Relight(store=store) as rl:
-        await rl.run(numbered, 4, id="taken")
-        run = await rl.start(careless, how, id="r")
+        await rl.run(numbered.with_id("taken"), 4)
+        run = await rl.start(careless.with_id("r"), how)
 
         async def waiting() -> bool:
             return await run.status() == "waiting"

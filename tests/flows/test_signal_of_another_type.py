@@ -33,7 +33,7 @@ async def test_a_caught_payload_error_is_replayed(early):
         return seen
 
     async with Relight(store=store) as rl:
-        run = await rl.start(counting, id="r")
+        run = await rl.start(counting.with_id("r"))
         for name, payload in [("number", "many"), ("begin", None)] if early else [("begin", None), ("number", "many")]:
             await run.signal(name, payload)
             await asyncio.sleep(0.02)

@@ -39,7 +39,8 @@ async def test_a_spawned_run_is_a_root_that_can_be_awaited(world: World, kind: s
         return [spawned.id, spawned.result()]
 
     rl = await world.open()
-    spawned_id, found = await rl.run(order_async if kind == "async" else order_sync, id="o")
+    order: Flow[..., Any] = order_async if kind == "async" else order_sync
+    spawned_id, found = await rl.run(order.with_id("o"))
     assert (spawned_id, found) == ("o/$spawn.ship", "shipped a-1")
     row = await world.row(spawned_id)
     assert (row.root_id, row.parent_id, row.status) == (row.id, "o", "completed")
@@ -75,12 +76,12 @@ async def test_a_parent_is_woken_by_the_end_of_what_it_spawned(world: World, how
 
     @flow
     async def order() -> str:
-        spawned = await spawn(ship, id="ship-1")
+        spawned = await spawn(ship.with_id("ship-1"))
         await mark("spawned")
         return str(await spawned) + str(await mark("end"))
 
     rl = await world.open()
-    run = await rl.start(order, id="o")
+    run = await rl.start(order.with_id("o"))
     await world.park(run)
     await world.park(await rl.get("ship-1"))
     if how == "crash":
@@ -114,7 +115,7 @@ async def test_a_crash_between_the_spawn_and_its_take_up_loses_and_doubles_nothi
         return str(await spawned)
 
     rl = await world.open(max_concurrent_runs=1)  # so that the spawned run has to wait in the store
-    await rl.start(order, id="o")
+    await rl.start(order.with_id("o"))
     await until(lambda: calls)
     assert (await world.row("o/$spawn.ship")).status == "pending"
     gate.set()
@@ -141,7 +142,7 @@ async def test_a_spawned_run_that_fails_raises_in_its_parent_live_and_replayed(w
         return seen[-1]
 
     rl = await world.open()
-    run = await rl.start(order, id="o")
+    run = await rl.start(order.with_id("o"))
     await until(lambda: seen)
     await world.until_status("waiting", run)
     rl = await world.crash_and_reopen()
@@ -160,14 +161,14 @@ async def test_a_spawned_run_that_is_cancelled_raises_in_its_parent_live_and_rep
     @flow
     async def order() -> str:
         try:
-            await (await spawn(ship, id="s"))
+            await (await spawn(ship.with_id("s")))
         except RunCancelledError as error:
             seen.append(f"{error.run_id}: {error.reason}")
         await wait_for("go")
         return seen[-1]
 
     rl = await world.open()
-    run = await rl.start(order, id="o")
+    run = await rl.start(order.with_id("o"))
     await world.until_status("waiting", run)
     spawned = await rl.get("s")
     await world.until_status("waiting", spawned)
@@ -190,7 +191,7 @@ async def test_spawning_under_a_taken_id(world: World):
     @flow
     async def order(sku: str) -> str:
         try:
-            found = str(await (await spawn(ship, sku, id="s")))
+            found = str(await (await spawn(ship.with_id("s"), sku)))
         except ConflictError as error:
             found = str(error)
         seen.append(found)
@@ -198,9 +199,9 @@ async def test_spawning_under_a_taken_id(world: World):
         return found
 
     rl = await world.open()
-    assert await rl.run(ship, "a-1", id="s") == "shipped a-1"
-    same = await rl.start(order, "a-1", id="same")
-    other = await rl.start(order, "b-2", id="other")
+    assert await rl.run(ship.with_id("s"), "a-1") == "shipped a-1"
+    same = await rl.start(order.with_id("same"), "a-1")
+    other = await rl.start(order.with_id("other"), "b-2")
     await world.until_status("waiting", same)
     await world.until_status("waiting", other)
     rl = await world.crash_and_reopen()
@@ -215,10 +216,10 @@ async def test_spawning_under_a_taken_id(world: World):
 async def test_spawning_under_the_id_of_a_run_that_somebody_else_started_and_is_under_way(world: World, where: str):
     ship, order = shipping()
     rl = await world.open()
-    shared = await rl.start(ship, id="s")
+    shared = await rl.start(ship.with_id("s"))
     await world.until_status("waiting", shared)
     for run_id in ("one", "two"):
-        run = await rl.start(order, id=run_id)
+        run = await rl.start(order.with_id(run_id))
         await (world.park(run) if where == "parked" else world.until_status("waiting", run))
     if where == "crashed":
         rl = await world.crash_and_reopen()
@@ -238,7 +239,7 @@ async def test_a_run_that_recovery_gave_up_on_and_a_person_brought_back_is_await
 
     @flow
     async def patient() -> str:
-        spawned: SpawnedRun[str] = await spawn(ship, id="s")
+        spawned: SpawnedRun[str] = await spawn(ship.with_id("s"))
         try:
             return await spawned
         except RunCancelledError:
@@ -248,8 +249,8 @@ async def test_a_run_that_recovery_gave_up_on_and_a_person_brought_back_is_await
 
     rl = await world.open()
     if whose != "spawned":
-        await world.park(await rl.start(ship, id="s"))
-    run = await rl.start(patient, id="o")
+        await world.park(await rl.start(ship.with_id("s")))
+    run = await rl.start(patient.with_id("o"))
     await until(lambda: exists(world, "s"))
     await world.park(await rl.get("s"))
     await give_up(world, "s")
@@ -269,7 +270,7 @@ async def test_a_run_that_recovery_gave_up_on_and_a_person_brought_back_is_await
 async def test_a_run_is_brought_back_before_whoever_awaits_it_has_heard_that_it_ended(world: World):
     _, order = shipping()
     rl = await world.open()
-    await world.park(await rl.start(order, id="o"))
+    await world.park(await rl.start(order.with_id("o")))
     await world.park(await rl.get("s"))
     await world.close()
     rl = await world.open(drive=False)
@@ -291,7 +292,7 @@ def shipping() -> tuple[Flow[[], Any], Flow[[], Any]]:
 
     @flow
     async def order() -> str:
-        return str(await (await spawn(ship, id="s")))
+        return str(await (await spawn(ship.with_id("s"))))
 
     return ship, order
 
@@ -322,7 +323,7 @@ async def told_waits(world: World, run_id: str, awaited: str) -> bool:
 async def test_joining_a_parked_run_does_not_wake_it(world: World):
     ship, order = shipping()
     rl = await world.open()
-    shared = await rl.start(ship, id="s")
+    shared = await rl.start(ship.with_id("s"))
     await world.until_status("waiting", shared)
     await world.park(shared)
     epoch = (await world.row("s")).epoch
@@ -340,7 +341,7 @@ async def test_a_spawned_run_awaited_twice_and_by_two_branches(world: World):
 
     @flow
     async def order() -> list[str]:
-        spawned: SpawnedRun[str] = await spawn(ship, id="s")
+        spawned: SpawnedRun[str] = await spawn(ship.with_id("s"))
 
         async def joined() -> str:
             return await spawned
@@ -364,7 +365,7 @@ async def test_joining_a_run_that_ends_in_that_moment(world: World, monkeypatch:
     """It was under way when it was looked at, and has ended when it is asked to tell of its end: nobody will."""
     ship, order = shipping()
     rl = await world.open()
-    shared = await rl.start(ship, id="s")
+    shared = await rl.start(ship.with_id("s"))
     await world.until_status("waiting", shared)
     store = rl.services.store
     post = store.post
@@ -377,4 +378,4 @@ async def test_joining_a_run_that_ends_in_that_moment(world: World, monkeypatch:
         return await post(messages)
 
     monkeypatch.setattr(store, "post", too_late, raising=False)
-    assert await (await rl.start(order, id="o")).result(timeout="60s") == "shipped"
+    assert await (await rl.start(order.with_id("o"))).result(timeout="60s") == "shipped"

@@ -243,7 +243,7 @@ async def test_a_long_step_is_executed_again_after_a_crash_and_counts_its_start_
 
     calls: list[int] = []
     rl = await world.open()
-    run = await rl.start(working, id="run")
+    run = await rl.start(working.with_id("run"))
     await until(lambda: world.asleep(run))
     (waiting,) = (await run.steps()).steps
     assert (waiting.state, waiting.attempt, waiting.last_error) == ("backing off", 2, "ConnectionError: not yet")
@@ -296,7 +296,7 @@ async def test_pages(world: World):
 
     gate = asyncio.Event()
     rl = await world.open()
-    run = await rl.start(many, id="many")
+    run = await rl.start(many.with_id("many"))
 
     async def both_begun() -> bool:  # as the store has it: their beginnings may be in two commits
         return len((await run.steps(limit=100)).steps) == 8

@@ -418,7 +418,7 @@ async def test_a_run_that_fails_says_why_and_has_the_exception_as_its_cause(worl
         await fail()
 
     rl = await world.open()
-    run = await rl.start(failing, id="bad")
+    run = await rl.start(failing.with_id("bad"))
     with pytest.raises(RunFailedError, match="run 'bad' failed: OddError: order o-1 was declined") as raised:
         await run.result()
     assert isinstance(raised.value.__cause__, OddError)
@@ -769,7 +769,7 @@ async def test_a_deadline_survives_a_crash(world: World):
             return str(error)
 
     rl = await world.open()
-    in_time = await rl.start(waiting, id="in-time")
+    in_time = await rl.start(waiting.with_id("in-time"))
     await until(lambda: len(started) == 1)
     begun = await until(lambda: _open_step(world, "in-time"))
     world.clock.advance("30m")
@@ -782,7 +782,7 @@ async def test_a_deadline_survives_a_crash(world: World):
     assert await (await rl.get(in_time.id)).result() == "done"
 
     gate.clear()
-    await rl.start(waiting, id="too-late")
+    await rl.start(waiting.with_id("too-late"))
     await until(lambda: _open_step(world, "too-late"))
     await world.crash()
     world.clock.advance("2h")
@@ -919,7 +919,7 @@ async def test_a_spawned_run_has_idempotency_keys_of_its_own(world: World):
         return [await charge(), await order(), await first, await second]
 
     rl = await world.open()
-    keys = await (await rl.start(several, id="s")).result("60s")
+    keys = await (await rl.start(several.with_id("s"))).result("60s")
     assert len(set(keys)) == 4
 
 
@@ -941,7 +941,7 @@ async def test_current_step_and_its_idempotency_key_are_stable(world: World):
         return [await charge(1), await charge(2)]
 
     rl = await world.open()
-    run = await rl.start(pay, id="order-1")
+    run = await rl.start(pay.with_id("order-1"))
     await until(lambda: len(seen) == 2)
     rl = await world.crash_and_reopen()
     keys = await (await rl.get(run.id)).result()
@@ -968,7 +968,7 @@ async def test_current_step_in_a_child_run_and_in_sync_code(world: World):
         return await inner()  # type: ignore[no-any-return,misc]
 
     rl = await world.open()
-    assert await rl.run(outer, id="o") == ["o/inner", "inner/who", "o/inner/who"]
+    assert await rl.run(outer.with_id("o")) == ["o/inner", "inner/who", "o/inner/who"]
 
 
 def test_current_step_outside_a_step_is_an_error():

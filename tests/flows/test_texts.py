@@ -36,10 +36,10 @@ def url(request: pytest.FixtureRequest, tmp_path) -> str:
 
 async def test_what_no_store_can_keep_is_refused_and_breaks_nothing(url: str, waits: Flow[[], Any]):
     async with Relight(url) as rl:
-        run = await rl.start(waits, id="r")
+        run = await rl.start(waits.with_id("r"))
         for text in UNSTORABLE:
             with pytest.raises(DefinitionError, match="cannot be a run id"):
-                await rl.start(waits, id=text)
+                await rl.start(waits.with_id(text))
             with pytest.raises(PayloadError, match="signal name"):
                 await run.signal(text)
             with pytest.raises(PayloadError, match="signal id"):
@@ -86,7 +86,7 @@ async def test_an_error_that_quotes_such_a_text_ends_its_run_and_nothing_else(ur
         await quotes()
 
     async with Relight(url) as rl:
-        run = await rl.start(fails, id="r")
+        run = await rl.start(fails.with_id("r"))
         with pytest.raises(Exception, match="it sent"):
             await run.result(timeout="30s")
         assert await run.status() is Status.FAILED
@@ -97,7 +97,7 @@ async def test_an_error_that_quotes_such_a_text_ends_its_run_and_nothing_else(ur
 async def test_a_schema_may_have_the_name_of_a_word_of_sql(schema: str, postgres_server, waits: Flow[[], Any]):
     url = postgres_server.create_database()
     async with Relight(url, db_schema=schema) as rl, Relight(url, db_schema=schema, drive=False) as client:
-        run = await client.start(waits, id="r")
+        run = await client.start(waits.with_id("r"))
         await (await rl.get("r")).signal("go", 7)
         assert await run.result(timeout="30s") == 7
 
@@ -106,7 +106,7 @@ async def test_a_new_database_file_is_readable_by_its_owner_only(tmp_path, waits
     old = os.umask(0o022)
     try:
         async with Relight(tmp_path / "app.db") as rl:
-            run = await rl.start(waits, id="r")
+            run = await rl.start(waits.with_id("r"))
             await run.signal("go")
             await run.result(timeout="30s")
             modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}

@@ -228,7 +228,7 @@ async def test_heavy_load_from_both_is_never_refused(stage: Stage, caplog: pytes
     runs, steps = 30, 15
     child = await stage.child("hammer", "there-", runs, steps)
     async with Relight(stage.path, recovery_enabled=False) as rl:
-        handles = [await rl.start(flows.busy, f"here-{n}", steps, id=f"here-{n}") for n in range(runs)]
+        handles = [await rl.start(flows.busy.with_id(f"here-{n}"), f"here-{n}", steps) for n in range(runs)]
         for _ in range(20):
             await rl.list(limit=100)
         results = await asyncio.gather(*(run.result(timeout="50s") for run in handles))

@@ -64,7 +64,7 @@ async def main() -> str:
 
 
 async def waiting(world: World, main: Any, run_id: str = "r") -> None:
-    run = await world.rl.start(main, id=run_id)
+    run = await world.rl.start(main.with_id(run_id))
     await world.until_status("waiting", run)
 
 
@@ -211,7 +211,7 @@ async def test_input_that_todays_signature_does_not_take_holds_the_run(
 ):
     await world.open(payload_blob_threshold=1000)
     text = "x" * 2000 if blob else "x"
-    run = await world.rl.start(define(registry, TAKING.format(signature=OLD)), first, text, id="r")
+    run = await world.rl.start(define(registry, TAKING.format(signature=OLD)).with_id("r"), first, text)
     await world.until_status("waiting", run)
     await until(lambda: _generation(world, 2 - first))
     define(registry, TAKING.format(signature=signature))
@@ -254,7 +254,7 @@ async def _generation(world: World, number: int) -> bool:
 async def test_a_flow_that_waits_meets_a_signature_that_does_not_take_its_input(world: World, registry: Registry):
     """It was not in memory when its code changed: nobody has to die for it to be held, and its log says so as well."""
     rl = await world.open()
-    await world.park(await rl.start(define(registry, TAKING.format(signature=OLD)), 1, "x", id="r"))
+    await world.park(await rl.start(define(registry, TAKING.format(signature=OLD)).with_id("r"), 1, "x"))
     define(registry, TAKING.format(signature=OLD + ", more: str"))
     run = await rl.get("r")
     await run.signal("go", id="go")
@@ -431,7 +431,7 @@ async def test_a_run_that_crashes_its_process_again_and_again_is_held(world: Wor
         return await deadly()
 
     rl = await world.open(recovery={"max_attempts": 3})
-    await rl.start(main, id="r")
+    await rl.start(main.with_id("r"))
     for crashes in range(1, 4):
         await until(lambda crashes=crashes: len(entered) == crashes)  # type: ignore[misc]
         rl = await world.crash_and_reopen()
@@ -467,7 +467,7 @@ async def test_progress_between_crashes_is_no_poison(world: World):
         return found
 
     rl = await world.open(recovery={"max_attempts": 2})
-    await rl.start(main, id="r")
+    await rl.start(main.with_id("r"))
     for n in range(6):
         await until(lambda n=n: waits_for(world, f"go-{n}"))  # type: ignore[misc]
         rl = await world.crash_and_reopen()
@@ -488,7 +488,7 @@ async def test_crashes_while_it_only_waits_are_no_poison(world: World):
         return str(await wait_for("go"))
 
     rl = await world.open(recovery={"max_attempts": 2})
-    run = await rl.start(main, id="r")
+    run = await rl.start(main.with_id("r"))
     for _ in range(5):
         await world.park(run)
         rl = await world.crash_and_reopen()
@@ -511,7 +511,7 @@ async def test_graceful_closes_count_for_nothing(world: World):
         return await slow()
 
     rl = await world.open(recovery={"max_attempts": 1}, shutdown_grace=0)
-    await rl.start(main, id="r")
+    await rl.start(main.with_id("r"))
     for times in range(1, 5):
         await until(lambda times=times: len(entered) == times)  # type: ignore[misc]
         rl = await world.close_and_reopen()
@@ -536,7 +536,7 @@ async def test_a_flow_that_is_not_resumable_fails_after_a_crash(world: World, ca
         await slow()
 
     rl = await world.open()
-    await rl.start(once, id="r")
+    await rl.start(once.with_id("r"))
     await until(lambda: calls)
     rl = await world.crash_and_reopen()
     run = await rl.get("r")
@@ -557,7 +557,7 @@ async def test_a_flow_that_is_not_resumable_outlives_a_graceful_close(world: Wor
         return str(await wait_for("go"))
 
     rl = await world.open()
-    run = await rl.start(once, id="r")
+    run = await rl.start(once.with_id("r"))
     await world.until_status("waiting", run)
     rl = await world.close_and_reopen()
     await (await rl.get("r")).signal("go", "x")

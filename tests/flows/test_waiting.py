@@ -198,7 +198,7 @@ async def test_a_signal_arrives_whenever_it_is_sent(world: World, when: str):
         return await wait_for("approval", str)
 
     rl = await world.open()
-    run = await rl.start(approval, id="r")
+    run = await rl.start(approval.with_id("r"))
     if when == "before":
         await run.signal("approval", "yes")
         gate.set()
@@ -252,7 +252,7 @@ async def test_a_signal_is_taken_once_also_across_a_crash(world: World):
         return [first, second]
 
     rl = await world.open()
-    run = await rl.start(two, id="r")
+    run = await rl.start(two.with_id("r"))
     await run.signal("n", "one")
     await until(lambda: taken)
     rl = await world.crash_and_reopen()
@@ -294,7 +294,7 @@ async def test_a_large_signal_travels_as_a_blob(world: World):
         return [len(first), len(await wait_for("data", str))]
 
     rl = await world.open(payload_blob_threshold=100)
-    run = await rl.start(carrying, id="r")
+    run = await rl.start(carrying.with_id("r"))
     await run.signal("data", "x" * 1000)
     await world.park(run)
     await run.signal("data", "y" * 2000)
@@ -313,7 +313,7 @@ async def test_a_wait_times_out(world: World, how: str):
             return str(error)
 
     rl = await world.open()
-    run = await rl.start(patient, id="r")
+    run = await rl.start(patient.with_id("r"))
     row = await until(lambda: world.asleep(run))
     assert row.wake_at == START + 3600
     if how == "parked":
@@ -367,7 +367,7 @@ async def test_a_signal_in_time_beats_the_timeout_and_the_next_wait_has_its_own(
     assert await run.result() == ["in time", "late"]
 
 
-async def _due_at(world: World, run: Handle, when: float) -> bool:
+async def _due_at(world: World, run: Handle[Any], when: float) -> bool:
     row = await world.asleep(run)
     return row is not None and row.wake_at == when
 
@@ -389,7 +389,7 @@ async def test_a_signal_after_the_timeout_waits_for_the_next_wait(world: World):
     assert await run.result() == ["late", "after all"]
 
 
-async def _sleeps(world: World, run: Handle) -> bool:
+async def _sleeps(world: World, run: Handle[Any]) -> bool:
     return any(open_.what == "sleep" for open_ in (await world.state(run.id)).open.values())
 
 
@@ -452,7 +452,7 @@ async def test_signals_are_heard_in_the_order_of_their_posting_whoever_posted_th
         return [await wait_for("number", int), await wait_for("number", int)]
 
     rl = await world.open()
-    run = await rl.start(waiting, id="r")
+    run = await rl.start(waiting.with_id("r"))
     await world.until_status("waiting", run)
     first = Message(run_id="r", kind=MessageKind.SIGNAL, name="number", payload=b"1", at=world.clock.now())
     await rl.services.store.post([first])

@@ -110,7 +110,7 @@ async def test_a_crashed_engine_writes_nothing_more(world: World):
         return await hang()
 
     rl = await world.open()
-    run = await rl.start(hanging, id="r")
+    run = await rl.start(hanging.with_id("r"))
     await until(lambda: entered)
     await world.crash()
     gate.set()

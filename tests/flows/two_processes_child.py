@@ -66,7 +66,7 @@ async def busy(name: str, steps: int) -> int:
 async def drive(rl: Relight, *run_ids: str) -> None:
     """Start one run per id and drive it until it has ended, or has been taken away."""
     flows: dict[str, Any] = {"asking": asking, "guarded": guarded}
-    runs = [await rl.start(flows[run_id.partition("-")[0]], run_id, id=run_id) for run_id in run_ids]
+    runs = [await rl.start(flows[run_id.partition("-")[0]].with_id(run_id), run_id) for run_id in run_ids]
     say("started")
     for run in runs:
         try:
@@ -77,7 +77,7 @@ async def drive(rl: Relight, *run_ids: str) -> None:
 
 async def hammer(rl: Relight, name: str, runs: str, steps: str) -> None:
     """Many runs at once."""
-    handles = [await rl.start(busy, f"{name}{n}", int(steps), id=f"{name}{n}") for n in range(int(runs))]
+    handles = [await rl.start(busy.with_id(f"{name}{n}"), f"{name}{n}", int(steps)) for n in range(int(runs))]
     results = await asyncio.gather(*(run.result(timeout="1m") for run in handles))
     assert set(results) == {sum(range(int(steps)))}
     assert all([await run.status() is Status.COMPLETED for run in handles])

@@ -105,8 +105,8 @@ FLOWS: list[Any] = [saga, race, timing, plain]
 async def main(path: str, part: str) -> Any:
     loop = asyncio.get_running_loop()
     async with Relight(path, park_after="10ms", recovery={"version_mismatch": "fail"}) as rl:
-        runs = {one.name: await rl.start(one, id=one.name) for one in FLOWS}
-        lease = await rl.start(leased, id="leased")
+        runs = {one.name: await rl.start(one.with_id(one.name)) for one in FLOWS}
+        lease = await rl.start(leased.with_id("leased"))
         if part == "live":
             for run in runs.values():
                 row = await run.describe()

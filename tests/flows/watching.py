@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from relight import Handle, Status
 from relight.model import journal as j
@@ -9,7 +10,7 @@ from relight.ports.store import Commit
 from tests.flows.world import World
 
 
-async def waits_for(world: World, run: Handle, name: str) -> bool:
+async def waits_for(world: World, run: Handle[Any], name: str) -> bool:
     """Whether the run has begun to wait for this signal."""
     events = await world.events(run.id)
     return any(isinstance(event, j.WaitStarted) and event.name == name for event in events)
@@ -21,13 +22,13 @@ async def turns(count: int = 50) -> None:
         await asyncio.sleep(0)
 
 
-async def is_parked(world: World, run: Handle) -> bool:
+async def is_parked(world: World, run: Handle[Any]) -> bool:
     """Whether it waits, and is nobody's."""
     row = await world.row(run.id)
     return row.status is Status.WAITING and row.owner is None
 
 
-async def parks(world: World, run: Handle) -> bool:
+async def parks(world: World, run: Handle[Any]) -> bool:
     """The same; if not, a second passes."""
     if await is_parked(world, run):
         return True

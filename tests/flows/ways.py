@@ -81,7 +81,7 @@ class Held:
         self._open.set()
 
 
-async def cancel_is_heard(world: World, run: Handle) -> None:
+async def cancel_is_heard(world: World, run: Handle[Any]) -> None:
     """The request has reached the run, whatever it is doing."""
     await until(lambda: world.rl.orchestrator.live[run.id].last_heard)
 
@@ -92,14 +92,14 @@ async def two_signals() -> None:
     await wait_for("go")
 
 
-async def waits(world: World, run: Handle, name: str = "go") -> int:
+async def waits(world: World, run: Handle[Any], name: str = "go") -> int:
     """How often the run has begun to wait for this signal. One that is held or has ended never does."""
     row = await world.row(run.id)
     assert row.status.value not in ("paused", "failed"), f"{row.status}: {row.reason} {row.error!r}"
     return sum(isinstance(one, j.WaitStarted) and one.name == name for one in await world.events(run.id))
 
 
-async def replay_to_the_end(world: World, run: Handle, crash: bool = True) -> Any:
+async def replay_to_the_end(world: World, run: Handle[Any], crash: bool = True) -> Any:
     """Kill the process where the run waits (or only park it), let it come back twice, and give its result."""
     await until(lambda: waits(world, run))
     if crash:
@@ -113,16 +113,16 @@ async def replay_to_the_end(world: World, run: Handle, crash: bool = True) -> An
     return await run.result("60s")
 
 
-async def two_waits(world: World, run: Handle) -> bool:
+async def two_waits(world: World, run: Handle[Any]) -> bool:
     return await waits(world, run) >= 2
 
 
-async def park(world: World, run: Handle) -> None:
+async def park(world: World, run: Handle[Any]) -> None:
     """Until it waits, is nobody's, and has left memory; fails at once when it is held instead."""
     await until(lambda: _parked(world, run))
 
 
-async def _parked(world: World, run: Handle) -> bool:
+async def _parked(world: World, run: Handle[Any]) -> bool:
     row = await world.row(run.id)
     assert row.status.value in ("waiting", "running"), f"{row.status}: {row.reason} {row.error!r}"
     live = world.rl.orchestrator.live.get(run.id)

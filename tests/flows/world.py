@@ -214,26 +214,26 @@ class World:
     async def row(self, run_id: str) -> Run:
         return await self.rl.row(run_id)
 
-    async def is_(self, status: str, run: Handle) -> bool:
+    async def is_(self, status: str, run: Handle[Any]) -> bool:
         return await run.status() == status
 
-    async def until_status(self, status: str, run: Handle) -> Run:
+    async def until_status(self, status: str, run: Handle[Any]) -> Run:
         await until(lambda: self.is_(status, run))
         return await self.row(run.id)
 
-    async def asleep(self, run: Handle) -> Run | None:
+    async def asleep(self, run: Handle[Any]) -> Run | None:
         """The run's row, if it waits for a time that has not come."""
         row = await self.row(run.id)
         due = row.wake_at or 0.0
         return row if row.status == "waiting" and due > self.clock.now() else None
 
-    async def park(self, run: Handle) -> Run:
+    async def park(self, run: Handle[Any]) -> Run:
         """Once the run waits, let time pass until it has left memory."""
         await until(lambda: self.is_("waiting", run))
         await until(lambda: self._parked(run))
         return await self.row(run.id)
 
-    async def _parked(self, run: Handle) -> bool:
+    async def _parked(self, run: Handle[Any]) -> bool:
         live = self.rl.orchestrator.live.get(run.id)
         if live is not None:
             if (

@@ -191,7 +191,7 @@ async def do_spawn(env: Env, one: dict[str, Any]) -> None:
     if env.is_plain:
         env.out.append(await spawned(order))
         return
-    handle = await observe(env, "spawn", spawn(spawned, order, id=order["run"]))
+    handle = await observe(env, "spawn", spawn(spawned.with_id(order["run"]), order))
     env.told(f"spawned {handle.id}")
     await execute(env, one["between"])
     if one["join"]:

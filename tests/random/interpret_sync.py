@@ -210,7 +210,7 @@ def do_child(env: Env, one: dict[str, Any]) -> None:
 @statement
 def do_spawn(env: Env, one: dict[str, Any]) -> None:
     order = spawn_order(env, one["body"])
-    handle = observe(env, "spawn", lambda: spawn(spawned, order, id=order["run"]))
+    handle = observe(env, "spawn", lambda: spawn(spawned.with_id(order["run"]), order))
     env.told(f"spawned {handle.id}")
     execute(env, one["between"])
     if one["join"]:

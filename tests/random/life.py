@@ -94,7 +94,7 @@ class Outside:
 
     async def drive(self, run: str, program: dict[str, Any]) -> None:
         order = {"run": run, "path": "", "block": program["block"], "last": 0}
-        handle = await self._rl.start(program["flow"], order, id=run)
+        handle = await self._rl.start(program["flow"].with_id(run), order)
         if any(action["do"] == "pause" for action in program["actions"]):
             self._begin(self._free(handle))
         self._act(run)
@@ -120,7 +120,7 @@ class Outside:
             if isinstance(end, Exception):
                 raise end
 
-    async def _do(self, handle: Handle, action: dict[str, Any], key: str) -> None:
+    async def _do(self, handle: Handle[Any], action: dict[str, Any], key: str) -> None:
         with contextlib.suppress(RunStateError):  # too late: it has ended
             if action["do"] == "signal":
                 await handle.signal(action["name"], action["number"], id=key)
@@ -130,7 +130,7 @@ class Outside:
                 await handle.pause()
         book().write(Line("sent", book().life, handle.id, key=key))
 
-    async def _free(self, handle: Handle) -> None:
+    async def _free(self, handle: Handle[Any]) -> None:
         """Resume the run whenever it is paused on request."""
         while not (row := await handle.describe()).status.terminal:
             if row.status is Status.PAUSED and row.hold is Hold.USER:
@@ -144,7 +144,7 @@ class Outside:
             for run in sorted(left):
                 await self.ended(Handle(self._rl, run))
 
-    async def ended(self, handle: Handle) -> None:
+    async def ended(self, handle: Handle[Any]) -> None:
         """Wait for a run's end, and write down how."""
         kind, text = "completed", ""
         try:

@@ -45,7 +45,7 @@ class Waiting:
 
     async def start(self, rl: Relight) -> None:
         for name in self.names:
-            await rl.start(self.flow, id=name)
+            await rl.start(self.flow.with_id(name))
         for name in self.names:
             await until(lambda name=name: _is(rl, name, "waiting"))
 
@@ -176,7 +176,7 @@ class Crashed:
     async def crash(self) -> None:
         rl = await self.world.open()
         for name in Waiting.names:
-            await rl.start(self.flow, name, id=name)
+            await rl.start(self.flow.with_id(name), name)
         await until(lambda: len(self.begun) == 3)
         await self.world.crash()
         self.gate.set()
@@ -229,7 +229,7 @@ async def test_an_orphan_that_breaks_recovery_does_not_strand_the_others(
     else:
         engines = [await world.open(recovery={"enabled": False}) for _ in range(owners)]
         for rl, name in zip(engines, Waiting.names, strict=True):
-            await rl.start(crashed.flow, name, id=name)
+            await rl.start(crashed.flow.with_id(name), name)
         await until(lambda: len(crashed.begun) == 3)
         for rl in engines:
             await world.crash(rl)

@@ -59,7 +59,7 @@ async def engines(etcd_server: EtcdServer, tmp_path: Path) -> AsyncIterator[Engi
         await rl.close()
 
 
-async def recovered(rl: Relight, run: Handle) -> float:
+async def recovered(rl: Relight, run: Handle[Any]) -> float:
     """When it was claimed; waits for it."""
 
     async def found() -> float:

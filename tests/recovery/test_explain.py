@@ -115,7 +115,7 @@ async def test_a_walk_through_the_states_of_real_runs(world: World, registry: Re
 
     @flow
     async def joining() -> None:
-        await (await spawn(sleeping, id="spawned"))
+        await (await spawn(sleeping.with_id("spawned")))
 
     @flow
     async def short() -> int:
@@ -123,7 +123,7 @@ async def test_a_walk_through_the_states_of_real_runs(world: World, registry: Re
 
     rl = await world.open()
     for one in (running, in_a_timed_step, sleeping, signalled, retrying, joining, short):
-        await rl.start(one, id=one.name)
+        await rl.start(one.with_id(one.name))
 
     async def says(run_id: str, words: str, engine: Relight | None = None) -> bool:
         return words in (await (engine or world.rl).explain(run_id)).sentence
@@ -145,7 +145,7 @@ async def test_a_walk_through_the_states_of_real_runs(world: World, registry: Re
     assert explained.waits_for
     assert (explained.owner, explained.epoch) == (None, 1)
     gate.clear()
-    await rl.start(running, id="orphan")
+    await rl.start(running.with_id("orphan"))
     await until(lambda: says("orphan", "is driven by"))
     registry.remove("running")
     rl = await world.crash_and_reopen(drive=False)

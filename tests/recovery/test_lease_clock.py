@@ -32,7 +32,7 @@ def test_a_lease_that_lapsed_while_a_step_blocked_the_loop_is_doubted_at_once(mo
     async def main() -> None:
         nonlocal engine
         async with Relight("memory:") as engine:
-            await engine.run(blocking, id="r")
+            await engine.run(blocking.with_id("r"))
 
     engine = Relight("memory:")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -64,7 +64,7 @@ async def test_a_step_asks_whose_its_run_is_if_the_lease_lapsed_while_it_waited_
 
     rl = await world.open(max_threads=1)
     slot = await rl.services.threads.slot()
-    await rl.start(works, id="r")
+    await rl.start(works.with_id("r"))
     await until(lambda: rl.services.threads.wanted == 1)
     await lapse(rl, "r")
     slot.release()
@@ -88,7 +88,7 @@ async def test_a_step_asks_whose_its_run_is_if_the_lease_lapsed_while_it_was_tak
         await work()
 
     rl = await world.open(shutdown_grace="0s")
-    run = await rl.start(works, id="r")
+    run = await rl.start(works.with_id("r"))
     await until(lambda: ran)
     await run.pause()
     await world.until_status("paused", run)

@@ -107,7 +107,7 @@ def owner_is(rl: Relight, run_id: str, name: str | None) -> Callable[[], Any]:
 async def test_the_runs_of_a_living_engine_are_left_alone(engines: Engines):
     work = Work()
     a = await engines.start("a")
-    run = await a.start(work.flow, id="r")
+    run = await a.start(work.flow.with_id("r"))
     await until(lambda: work.begun == 1)
     b = await engines.start("b", recovery={"check_interval": "0.1s"})
     assert b._recovery is not None
@@ -143,7 +143,7 @@ async def test_who_cannot_renew_lets_go_before_the_lease_lapses_and_comes_back(
 ):
     work = Work()
     a = await engines.start("a")
-    await a.start(work.flow, id="r")
+    await a.start(work.flow.with_id("r"))
     await until(lambda: work.begun == 1)
     engines.leases["a"].cut = True
     await until(lambda: "[LEASE_LOST]" in caplog.text)
@@ -153,7 +153,7 @@ async def test_who_cannot_renew_lets_go_before_the_lease_lapses_and_comes_back(
     await until(owner_is(a, "r", None))
     assert (await a.row("r")).status is Status.PENDING
     assert work.cancelled == 1
-    late = await a.start(work.flow, id="late")  # accepted, and left to others
+    late = await a.start(work.flow.with_id("late"))  # accepted, and left to others
     assert (await late.describe()).owner is None
     assert "waits" in (await a.explain("late")).sentence
     assert work.begun == 1
@@ -168,7 +168,7 @@ async def test_who_cannot_renew_lets_go_before_the_lease_lapses_and_comes_back(
 async def test_another_takes_over_what_was_let_go(engines: Engines):
     work = Work()
     a = await engines.start("a")
-    await a.start(work.flow, id="r")
+    await a.start(work.flow.with_id("r"))
     await until(lambda: work.begun == 1)
     b = await engines.start("b")
     engines.leases["a"].cut = True
@@ -184,7 +184,7 @@ async def test_what_is_taken_up_while_the_lease_is_lost_is_let_go(engines: Engin
     """It came into memory after everything there had been let go of: driven on, nobody else could ever have it."""
     work, gate, reading = Work(), asyncio.Event(), asyncio.Event()
     a = await engines.start("a")
-    await a.start(work.flow, id="r")
+    await a.start(work.flow.with_id("r"))
     await until(lambda: work.begun == 1)
     b = await engines.start("b")
     assert b._recovery is not None
@@ -221,7 +221,7 @@ async def test_what_was_being_started_while_the_lease_was_lost_is_let_go(
         return await commit(commits)
 
     monkeypatch.setattr(engines.store, "commit", held_back)
-    started = asyncio.create_task(a.start(work.flow, id="r"))
+    started = asyncio.create_task(a.start(work.flow.with_id("r")))
     await creating.wait()
     engines.leases["a"].cut = True
     await until(lambda: not a.services.keeper.held)
@@ -235,7 +235,7 @@ async def test_a_dead_engine_s_runs_are_taken_over_when_its_lease_lapses(engines
     work = Work()
     a = await engines.start("a")
     for n in range(30):
-        await a.start(work.flow, id=f"r{n}")
+        await a.start(work.flow.with_id(f"r{n}"))
     await until(lambda: work.begun == 30)
     b = await engines.start("b")
     a.services.keeper.stop_heartbeats()  # as if it were dead; its loop goes on, as if frozen just before a commit
@@ -273,7 +273,7 @@ async def test_who_wakes_after_its_lapse_asks_before_the_next_step(engines: Engi
         await second()
 
     a = await engines.start("a")
-    await a.start(work, id="r")
+    await a.start(work.with_id("r"))
     frozen = a.orchestrator.live["r"]
     await until(lambda: ran == ["first"])
     await until(lambda: frozen.writer.idle)
@@ -297,7 +297,7 @@ async def test_who_wakes_after_its_lapse_asks_before_the_next_step(engines: Engi
 async def test_two_engines_of_one_name_are_told_apart(engines: Engines, caplog: pytest.LogCaptureFixture):
     work = Work()
     a = await engines.start("same")
-    await a.start(work.flow, id="r")
+    await a.start(work.flow.with_id("r"))
     await until(lambda: work.begun == 1)
     engines.open["first"] = engines.open.pop("same")
     b = await engines.start("same")
@@ -312,7 +312,7 @@ async def test_two_engines_of_one_name_are_told_apart(engines: Engines, caplog: 
 async def test_a_restart_on_the_same_machine_need_not_wait_for_the_lapse(engines: Engines):
     work = Work()
     a = await engines.start("a", recovery={"lease_ttl": "1h"})
-    await a.start(work.flow, id="r")
+    await a.start(work.flow.with_id("r"))
     await until(lambda: work.begun == 1)
     a.services.keeper.stop_heartbeats()
     mark_dead(a.services.owner)  # its process is gone
@@ -326,7 +326,7 @@ async def test_a_restart_on_the_same_machine_need_not_wait_for_the_lapse(engines
 async def test_a_stale_timeout_is_waited_for(engines: Engines):
     work = Work()
     a = await engines.start("a")
-    await a.start(work.flow, id="r")
+    await a.start(work.flow.with_id("r"))
     await until(lambda: work.begun == 1)
     beat = time.monotonic()
     a.services.keeper.stop_heartbeats()
@@ -341,7 +341,7 @@ async def test_a_client_starts_runs_and_drives_none(engines: Engines):
     work = Work()
     work.gate.set()
     client = await engines.start("client", drive=False)
-    run = await client.start(work.flow, id="r")
+    run = await client.start(work.flow.with_id("r"))
     assert (await run.describe()).status is Status.PENDING
     assert "waits" in (await client.explain("r")).sentence
     a = await engines.start("a")
@@ -427,7 +427,7 @@ async def test_a_run_held_for_want_of_its_flow_is_passed_on_to_whoever_knows_it(
     await knows._recovery.settled.wait()
     await until(lambda: not knows.orchestrator.waker._free_again)  # it has looked, at its start, and found none
     await knows.start(in_the_way)  # so that the one that does not know the flow comes first
-    await client.start(work.flow, id="r")
+    await client.start(work.flow.with_id("r"))
 
     async def held() -> bool:
         return (await stranger.row("r")).hold is Hold.DEFINITION
@@ -444,7 +444,7 @@ async def test_a_run_that_is_fenced_by_nobody_goes_on(engines: Engines, monkeypa
     rl = await engines.start("a", max_concurrent_runs=1)
     assert rl._recovery is not None
     await rl._recovery.settled.wait()
-    run = await rl.start(work.flow, id="r")
+    run = await rl.start(work.flow.with_id("r"))
     await until(lambda: work.begun == 1)
     commit = engines.store.commit
 
@@ -465,7 +465,7 @@ async def test_who_has_its_lease_again_looks_for_orphans_at_once(engines: Engine
     work = Work()
     a = await engines.start("a", recovery={"check_interval": "1h"})
     b = await engines.start("b")
-    run = await b.start(work.flow, id="r")
+    run = await b.start(work.flow.with_id("r"))
     await until(lambda: work.begun == 1)
     recovery = a._recovery
     assert recovery is not None
@@ -492,7 +492,7 @@ async def test_where_not_even_we_are_listed_nobody_is_taken_for_dead(engines: En
     """As after a restore: the sessions are gone, and everybody lives."""
     work = Work()
     a, b = await engines.start("a"), await engines.start("b")
-    await b.start(work.flow, id="r")
+    await b.start(work.flow.with_id("r"))
     await until(lambda: work.begun == 1)
     assert a._recovery is not None
     await a._recovery.settled.wait()

@@ -47,7 +47,7 @@ async def three(world: World) -> Relight:
 
     rl = await world.open(park_after="1ms", recovery={"check_interval": "1h"})
     for name in ("known", "throttled", "owned"):
-        await world.park(await rl.start(listens, id=name))
+        await world.park(await rl.start(listens.with_id(name)))
         world.clock.advance(1)
     rewrite(world, "throttled", "2:throttled")
     rewrite(world, "owned", "3:draining", "gone#1")

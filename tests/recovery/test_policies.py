@@ -51,7 +51,7 @@ class Work:
     async def crash(self, world: World, **config: Any) -> Relight:
         """Start it, let its process die in the second step, and open the store again with this configuration."""
         rl = await world.open()
-        await rl.start(self.flow, id="r")
+        await rl.start(self.flow.with_id("r"))
         await self.blocked.wait()
         self.gate.set()
         return await world.crash_and_reopen(**config)
@@ -104,7 +104,7 @@ async def test_what_it_was_told_before_it_was_given_up_is_not_lost(world: World)
 
     started, gate = asyncio.Event(), asyncio.Event()
     rl = await world.open()
-    run = await rl.start(told, id="r")
+    run = await rl.start(told.with_id("r"))
     await started.wait()
     await run.signal("word", "kept")
     gate.set()
@@ -119,7 +119,7 @@ async def test_what_it_was_told_before_it_was_given_up_is_not_lost(world: World)
 async def test_too_old_is_cancelled_whatever_auto_resume_says(world: World):
     work = Work()
     rl = await world.open()
-    await rl.start(work.flow, id="r")
+    await rl.start(work.flow.with_id("r"))
     await work.blocked.wait()
     await world.crash()
     world.clock.advance(3601)
@@ -138,7 +138,7 @@ async def test_a_flow_that_is_not_resumable_fails(world: World):
 async def test_a_cancelled_run_is_not_brought_back(world: World):
     work = Work()
     rl = await world.open()
-    run = await rl.start(work.flow, id="r")
+    run = await rl.start(work.flow.with_id("r"))
     await work.blocked.wait()
     await run.cancel("enough")
     with pytest.raises(RunCancelledError):
@@ -150,7 +150,7 @@ async def test_a_cancelled_run_is_not_brought_back(world: World):
 async def test_a_run_alive_is_not_resumed(world: World):
     work = Work()
     rl = await world.open()
-    run = await rl.start(work.flow, id="r")
+    run = await rl.start(work.flow.with_id("r"))
     await work.blocked.wait()
     with pytest.raises(RunStateError, match="is alive"):
         await rl.resume("r")
@@ -194,7 +194,7 @@ async def test_one_run_that_cannot_be_restored_does_not_stop_the_pass(world: Wor
     works = Work()
     rl = await world.open()
     for n in range(5):
-        await rl.start(works.flow, id=f"r{n}")
+        await rl.start(works.flow.with_id(f"r{n}"))
     await until(lambda: works.calls.count("second") == 5)
     works.gate.set()
     await world.crash()
@@ -221,13 +221,13 @@ async def test_starting_a_run_again_while_it_is_being_recovered(world: World):
     for turns in range(30):
         work = Work()
         rl = await world.open()
-        await rl.start(work.flow, id=f"r{turns}")
+        await rl.start(work.flow.with_id(f"r{turns}"))
         await work.blocked.wait()
         work.gate.set()
         await world.crash()
         world.slow = {"owners": turns % 6, "commit": turns // 6}
         rl = await world.open()
-        run = await rl.start(work.flow, id=f"r{turns}")
+        run = await rl.start(work.flow.with_id(f"r{turns}"))
         assert await run.result(timeout="60s") == 3
         await world.close()
         REGISTRY.remove("work")

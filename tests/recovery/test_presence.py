@@ -64,7 +64,7 @@ async def test_nobody_is_taken_for_dead_because_etcd_has_lost_its_data(engines: 
         leases = f"etcd://{server.endpoint}/lost"
         work = Work()
         opened = [await engines.open(f"engine-{n}", leases, recovery={"lease_ttl": 9.0}) for n in range(3)]
-        runs = [await rl.start(work.flow, id=f"run-{n}") for n, rl in enumerate(opened)]
+        runs = [await rl.start(work.flow.with_id(f"run-{n}")) for n, rl in enumerate(opened)]
         await until(lambda: work.begun == 3)
         server.kill()
         shutil.rmtree(tmp_path / "etcd" / "data")
@@ -131,7 +131,7 @@ async def test_stale_timeout_counts_from_the_last_heartbeat_also_if_the_death_wa
     """Its process is known to be gone, so its session is ended at once; that must not make it forgotten."""
     work, stale = Work(), 4.0
     a = await engines.open("a", "store")
-    run = await a.start(work.flow, id="r")
+    run = await a.start(work.flow.with_id("r"))
     await until(lambda: work.begun == 1)
     (session,) = await a.services.keeper.call(lambda leases: leases.list_orchestrators())
     await engines.die(a)
@@ -147,7 +147,7 @@ async def test_stale_timeout_with_etcd_for_those_who_were_not_there(engines: Eng
     work, stale = Work(), 8.0
     leases = f"etcd://{etcd_server.endpoint}/stale"
     a = await engines.open("a", leases)
-    run = await a.start(work.flow, id="r")
+    run = await a.start(work.flow.with_id("r"))
     await until(lambda: work.begun == 1)
     await engines.die(a)
     died = time.time()
@@ -177,7 +177,7 @@ async def test_whoever_asks_another_lease_manager_is_refused(engines: Engines, e
     work = Work()
     leases = f"etcd://{etcd_server.endpoint}/known"
     a = await engines.open("a", leases)
-    run = await a.start(work.flow, id="r")
+    run = await a.start(work.flow.with_id("r"))
     await until(lambda: work.begun == 1)
     for options in ({"drive": False}, {}, {"leases": "none"}, {"leases": f"etcd://{etcd_server.endpoint}/other"}):
         with pytest.raises(

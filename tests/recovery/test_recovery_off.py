@@ -44,7 +44,7 @@ class Work:
 
     async def die(self, world: World) -> None:
         rl = await world.open()
-        await rl.start(self.flow, id="r")
+        await rl.start(self.flow.with_id("r"))
         await self.blocked.wait()
         self.gate.set()
         await world.crash()
@@ -86,7 +86,7 @@ async def test_a_paused_run_of_a_dead_process_is_taken_up_when_somebody_resumes_
         return await wait_for("go")
 
     rl = await world.open()
-    run = await rl.start(waits, id="r")
+    run = await rl.start(waits.with_id("r"))
     await run.pause()
     await world.until_status("paused", run)
     await world.crash()
@@ -108,7 +108,7 @@ async def test_a_parked_run_of_a_dead_process_is_cancelled_when_somebody_asks_fo
         return await wait_for("go")
 
     rl = await world.open()
-    run = await rl.start(waits, id="r")
+    run = await rl.start(waits.with_id("r"))
     await world.park(run)
     await world.crash()
     _, client = await client_beside(world)
@@ -126,7 +126,7 @@ async def test_a_parked_run_of_a_dead_process_can_be_resumed(world: World):
         return await wait_for("go")
 
     rl = await world.open()
-    run = await rl.start(waits, id="r")
+    run = await rl.start(waits.with_id("r"))
     await world.park(run)
     with pytest.raises(RunStateError, match="waits, out of memory, for signal 'go'"):
         await rl.resume("r")
@@ -147,7 +147,7 @@ async def test_a_pending_run_is_refused_for_the_right_reason(world: World, regis
         return await wait_for("go")
 
     rl = await world.open(drive=False)
-    await rl.start(waits, id="r")
+    await rl.start(waits.with_id("r"))
     registry.remove("waits")
     with pytest.raises(RunStateError) as refused:
         await rl.resume("r")
@@ -165,7 +165,7 @@ async def test_explain_shows_unread_messages(world: World):
         return await wait_for("go")
 
     rl = await world.open()
-    run = await rl.start(waits, id="r")
+    run = await rl.start(waits.with_id("r"))
     await run.pause()
     await world.until_status("paused", run)
     for name in ("go", "other"):
@@ -191,7 +191,7 @@ async def test_explain_has_the_newest_lines_of_the_log(world: World, monkeypatch
         return await wait_for("go")
 
     rl = await world.open()
-    await rl.start(waits, id="r")
+    await rl.start(waits.with_id("r"))
     await rl.services.store.append_log([LogLine(run_id="r", at=float(n), text=f"line {n}") for n in range(25)])
     explained = await rl.explain("r")
     assert [line.text for line in explained.events] == [f"line {n}" for n in range(15, 25)]
@@ -204,7 +204,7 @@ async def test_a_plan_can_be_limited(world: World):
 
     rl = await world.open()
     for n in range(7):
-        await rl.start(waits, id=f"r{n}")
+        await rl.start(waits.with_id(f"r{n}"))
         world.clock.advance(0.001)
     assert [planned.run_id for planned in await rl.plan(3)] == ["r6", "r5", "r4"]
     assert [row.id for row in await rl.incomplete(3)] == ["r6", "r5", "r4"]

@@ -38,7 +38,7 @@ async def test_a_run_that_is_not_stale_yet_is_resumed_when_it_is(late: bool):
     recovery = {"stale_timeout": "10s"}
     first = Relight("memory:", store=store, leases="none", clock=clock, recovery=recovery)
     await first.open()
-    await first.start(working, id="w")
+    await first.start(working.with_id("w"))
     await begun.wait()
     # It dies: nobody lets go of anything. Its object goes on, fenced in a moment, as a frozen process would.
     clock.advance("9s" if late else "1s")

@@ -52,7 +52,7 @@ class Cut(SqliteLeases):
         return await super().heartbeat()
 
 
-def parked(run: Handle, status: str = "waiting") -> Any:
+def parked(run: Handle[Any], status: str = "waiting") -> Any:
     async def look() -> bool:
         row = await run.describe()
         return row.status == status and row.owner is None
@@ -73,7 +73,7 @@ async def test_what_a_run_is_told_while_the_lease_is_lost_is_heard_afterwards(to
     leases = Cut(path)
     store = SqliteStore(path, clock=SYSTEM_CLOCK)
     async with Relight(store=store, lease_manager=leases, park_after="1ms", recovery=FAST) as rl:
-        run = await rl.start(waits, id="w")
+        run = await rl.start(waits.with_id("w"))
         await until(parked(run))
         if told == "resume":
             await run.signal("go", 7)
@@ -114,7 +114,7 @@ async def test_opening_wakes_no_run_for_a_message_that_it_has_heard(tmp_path: Pa
 
     path = tmp_path / "relight.db"
     async with Relight(path, park_after="1ms") as rl:
-        run = await rl.start(waits, id="w")
+        run = await rl.start(waits.with_id("w"))
         await until(parked(run))
         await run.signal("something else")
         await until(parked(run))
@@ -175,7 +175,7 @@ async def test_a_run_that_is_ours_and_not_in_memory_is_found_by_looking(
         return await wait_for("go")
 
     async with Relight(tmp_path / "relight.db", park_after="1h") as rl:
-        run = await rl.start(waits, id="w")
+        run = await rl.start(waits.with_id("w"))
         await until(lambda: "w" in rl.orchestrator.live)
         lost = rl.orchestrator.live.pop("w")
         await until(lambda: rl.orchestrator.live.get("w") not in (None, lost))
@@ -220,10 +220,10 @@ async def test_a_claim_of_due_runs_whose_answer_is_lost_is_no_crash(tmp_path: Pa
 
     path = tmp_path / "relight.db"
     async with Relight(path, park_after="1ms") as before:
-        await until(parked(await before.start(waits, id="told")))
+        await until(parked(await before.start(waits.with_id("told"))))
     store = LosesAnswers(path, error)
     async with Relight(path, drive=False) as client:
-        await client.start(waits, id="new")
+        await client.start(waits.with_id("new"))
         for run_id in ("told", "new"):
             await (await client.get(run_id)).signal("go", run_id)
         async with Relight(store=store, lease_manager=SqliteLeases(path), recovery=FAST) as rl:
@@ -279,7 +279,7 @@ async def test_a_batch_is_divided_until_the_guilty_commit_is_alone() -> None:
     leases = MemoryLeases(store, clock=SYSTEM_CLOCK)
     meets = batch_of("meets")
     async with Relight(store=store, lease_manager=leases, recovery=FAST) as rl:
-        runs = [await rl.start(meets, "guilty" if n == 13 else f"run {n}", id=f"r{n}") for n in range(20)]
+        runs = [await rl.start(meets.with_id(f"r{n}"), "guilty" if n == 13 else f"run {n}") for n in range(20)]
         for n, run in enumerate(runs):
             if n != 13:
                 assert await run.result(timeout="60s") == f"run {n}"
@@ -333,7 +333,7 @@ async def test_a_bug_that_one_run_of_a_batch_brings_out_strands_nobody(monkeypat
 
     monkeypatch.setattr(Writer, "committed_up_to", settling)
     async with Relight(store=store, lease_manager=MemoryLeases(store, clock=SYSTEM_CLOCK), recovery=FAST) as rl:
-        runs = [await rl.start(meets, f"run {n}", id=f"r{n}") for n in range(20)]
+        runs = [await rl.start(meets.with_id(f"r{n}"), f"run {n}") for n in range(20)]
         assert await asyncio.gather(*(run.result(timeout="60s") for run in runs)) == [f"run {n}" for n in range(20)]
         assert broken
 
@@ -403,7 +403,7 @@ async def test_a_child_cancelled_in_its_back_off_tells_its_parent_whenever_its_p
         return "nothing"
 
     rl = await world.open(park_after="1ms")
-    run = await rl.start(parent, id="p")
+    run = await rl.start(parent.with_id("p"))
     child = (await until(lambda: world.rl.services.store.get_run("p/$spawn.failing"))).id
     handle = await rl.get(child)
     await world.park(handle)
@@ -451,7 +451,7 @@ async def test_bringing_up_a_row_tells_whoever_waits_for_it() -> None:
 
     store = MemoryStore(clock=SYSTEM_CLOCK)
     async with Relight(store=store, park_after="1ms") as rl:
-        run = await rl.start(parent, id="p")
+        run = await rl.start(parent.with_id("p"))
         child = await until(lambda: store.get_run("p/$spawn.failing"))
         await until(parked(await rl.get(child.id)))
         await until(parked(run))
@@ -472,7 +472,7 @@ async def test_a_child_that_is_cancelled_with_a_journal_that_cannot_be_read_tell
 
     @flow
     async def above() -> str:
-        child = await spawn(below, id="below")
+        child = await spawn(below.with_id("below"))
         try:
             await child
         except RunCancelledError as error:
@@ -480,7 +480,7 @@ async def test_a_child_that_is_cancelled_with_a_journal_that_cannot_be_read_tell
         return "nothing"
 
     rl = await world.open()
-    run = await rl.start(above, id="above")
+    run = await rl.start(above.with_id("above"))
     await until(lambda: world.rl.services.store.get_run("below"))
     await world.park(await rl.get("below"))
     await world.park(run)
@@ -504,13 +504,13 @@ async def test_a_full_house_strands_nobody(limit: int, kind: str, tmp_path: Path
 
     @flow
     async def branch(n: int) -> int:
-        child = await spawn(leaf, n, id=f"leaf-{n}")
+        child = await spawn(leaf.with_id(f"leaf-{n}"), n)
         extra = sum([int(await wait_for("more")) for _ in range(3)])
         return extra + int(await child)
 
     @flow
     async def root(count: int) -> int:
-        children = [await spawn(branch, n, id=f"branch-{n}") for n in range(count)]
+        children = [await spawn(branch.with_id(f"branch-{n}"), n) for n in range(count)]
         return sum([int(await child) for child in children])
 
     store = MemoryStore(clock=SYSTEM_CLOCK) if kind == "memory" else None
@@ -519,7 +519,7 @@ async def test_a_full_house_strands_nobody(limit: int, kind: str, tmp_path: Path
     async with Relight(
         url, store=store, lease_manager=leases, max_concurrent_runs=limit, park_after="1ms", recovery=FAST
     ) as rl:
-        run = await rl.start(root, 4, id="root")
+        run = await rl.start(root.with_id("root"), 4)
         for n in range(4):
             await until(lambda n=n: rl.services.store.get_run(f"branch-{n}"))
             handle = await rl.get(f"branch-{n}")
@@ -552,7 +552,7 @@ async def test_due_runs_that_cannot_be_claimed_are_not_asked_for_without_a_pause
     path = tmp_path / "relight.db"
     async with Relight(path, drive=False) as client:
         for n in range(150):
-            await client.start(works, id=f"r{n}")
+            await client.start(works.with_id(f"r{n}"))
     store = Unclaimable(path, clock=SYSTEM_CLOCK)
     async with Relight(store=store, lease_manager=SqliteLeases(path)) as rl:
         await until(lambda: store.asked)
@@ -573,9 +573,9 @@ async def test_others_due_runs_do_not_hide_our_own_while_recovery_is_off(tmp_pat
     path = tmp_path / "relight.db"
     async with Relight(path, drive=False) as client:
         for n in range(120):
-            await client.start(naps, id=f"other-{n}")
+            await client.start(naps.with_id(f"other-{n}"))
     async with Relight(path, park_after="1ms", recovery={"enabled": False}) as rl:
-        assert await (await rl.start(naps, id="own")).result(timeout="60s") == "woke"
+        assert await (await rl.start(naps.with_id("own"))).result(timeout="60s") == "woke"
         assert (await (await rl.get("other-0")).describe()).status is Status.PENDING
 
 
@@ -656,7 +656,7 @@ async def test_a_client_that_knows_the_flow_waits_for_an_orchestrator_that_does(
         return "done"
 
     async with Relight(path, drive=False, recovery={"check_interval": "20s"}) as client:
-        run = await client.start(late, id="r")
+        run = await client.start(late.with_id("r"))
         REGISTRY.remove("late")
         async with Relight(path):  # as an orchestrator that is being replaced: it does not know the flow
             await until(parked(run, "paused"))
@@ -678,7 +678,7 @@ async def test_a_client_that_knows_the_flow_hears_of_one_that_nobody_else_knows(
         return "done"
 
     async with Relight(path, drive=False, recovery={"check_interval": "0.1s"}) as client:
-        run = await client.start(lost, id="r")
+        run = await client.start(lost.with_id("r"))
         REGISTRY.remove("lost")
         async with Relight(path):
             await until(parked(run, "paused"))

@@ -272,7 +272,7 @@ async def test_a_process_that_cannot_keep_a_part_alive_lets_others_take_over(
 
     async with engine(store, "sick") as sick:
         await until(lambda: any(part.failing for part in sick.health().parts))
-        run = await sick.start(flows.listens, id="r")
+        run = await sick.start(flows.listens.with_id("r"))
         await until(lambda: not sick.services.keeper.held)
         health = sick.health()
         assert not health.ok
@@ -303,7 +303,7 @@ async def test_a_recorder_that_broke_comes_back_by_itself(
     monkeypatch.setattr(_Lane, "settle", settle_or_break)
     recovery = {"lease_ttl": "1s", "check_interval": "0.2s"}
     async with Relight(tmp_path / "relight.db", recovery=recovery) as rl:
-        run = await rl.start(flows.works, id="r")
+        run = await rl.start(flows.works.with_id("r"))
         await until(lambda: any(part.broken for part in rl.health().parts))
         assert left == [0]
         assert await run.result(timeout="60s") == 10
@@ -355,7 +355,7 @@ async def test_everybody_can_see_that_an_owner_is_in_trouble(
         Relight(store=store, lease_manager=SqliteLeases(path), park_after="1h", recovery=recovery) as sick,
         Relight(path, drive=False) as client,
     ):
-        await sick.start(flows.listens, id="r")
+        await sick.start(flows.listens.with_id("r"))
 
         async def says_so() -> bool:
             found = await client.explain("r")

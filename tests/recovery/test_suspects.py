@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from relight import Handle, Relight, flow, step
 from relight.flow.registry import REGISTRY
@@ -36,7 +37,7 @@ class Stuck:
     async def start(self, rl: Relight, *names: str) -> None:
         for name in names:
             self.gates[name] = asyncio.Event()
-            await rl.start(self.flow, name, id=name)
+            await rl.start(self.flow.with_id(name), name)
         await until(lambda: set(names) <= set(self.begun))
 
     async def crash(self, times: int, config: dict[str, int] | None = None) -> Relight:
@@ -169,7 +170,7 @@ async def test_a_run_that_a_person_resumes_begins_to_count_anew(world: World):
     stuck = Stuck(world)
     await stuck.start(await world.open(recovery={"max_attempts": 2}), "a")
     rl = await stuck.crash(2, {"max_attempts": 2})
-    run: Handle = await rl.get("a")
+    run: Handle[Any] = await rl.get("a")
     await world.until_status("paused", run)
     await run.resume()
     await until(lambda: len(stuck.begun) == 1)

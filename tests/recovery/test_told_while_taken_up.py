@@ -20,7 +20,7 @@ async def test_a_pause_that_was_taken_back_is_not_done_for_being_heard_of_twice(
         return await work()
 
     rl = await world.open(park_after="0s")
-    run = await rl.start(waiting, id="r")
+    run = await rl.start(waiting.with_id("r"))
     await world.until_status("waiting", run)
     await until(lambda: not rl.orchestrator.live)
     store = rl.services.store
@@ -53,7 +53,7 @@ async def test_a_signal_that_comes_after_the_look_into_the_inbox_is_heard(world:
         return [await wait_for("first", int), await wait_for("second", int)]
 
     rl = await world.open()
-    run = await rl.start(waiting, id="r")
+    run = await rl.start(waiting.with_id("r"))
     await world.park(run)
     store = rl.services.store
     read = store.inbox

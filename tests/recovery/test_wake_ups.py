@@ -66,7 +66,7 @@ async def test_a_message_of_another_process_reaches_a_run_in_memory() -> None:
 
     store = MemoryStore(clock=SYSTEM_CLOCK)
     async with engine(store, park_after="1h") as driver, engine(store, drive=False) as client:
-        run = await driver.start(answers, id="r")
+        run = await driver.start(answers.with_id("r"))
         await until(waiting(driver, "r"))
         await (await client.get("r")).signal("question", 42)
         assert await run.result(timeout="60s") == 42
@@ -79,11 +79,11 @@ async def test_cancelling_a_run_reaches_in_memory_what_it_has_spawned() -> None:
 
     @flow
     async def above() -> None:
-        await spawn(below, id="below")
+        await spawn(below.with_id("below"))
         await wait_for("never")
 
     async with engine(MemoryStore(clock=SYSTEM_CLOCK), park_after="1h") as rl:
-        run = await rl.start(above, id="above")
+        run = await rl.start(above.with_id("above"))
         await until(waiting(rl, "below"))
         await until(waiting(rl, "above"))
         await run.cancel("sold")
@@ -105,7 +105,7 @@ async def test_a_run_whose_acceptance_was_not_answered_is_driven() -> None:
         await until(lambda: not rl.orchestrator.waker._lost_again)  # what is looked at when an engine opens has been
         store.loses_creation = True
         with pytest.raises(StoreUnavailableError, match="the answer was lost"):
-            await rl.start(works, id="r")
+            await rl.start(works.with_id("r"))
         assert await (await rl.get("r")).result(timeout="60s") == "done"
 
 
@@ -116,7 +116,7 @@ async def test_a_run_that_was_claimed_and_could_not_be_read_is_taken_up_and_no_c
 
     store = Unreliable()
     async with engine(store, park_after="1ms") as rl:
-        run = await rl.start(answers, id="r")
+        run = await rl.start(answers.with_id("r"))
         await until(waiting(rl, "r", parked=True))
         store.refuses_read = True
         await run.signal("question", 42)

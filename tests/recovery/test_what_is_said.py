@@ -35,7 +35,7 @@ async def test_every_step_that_may_have_been_in_flight_is_counted(world: World, 
         return sum(await foreach(range(100), work, concurrency=at_once))
 
     rl = await world.open()
-    await rl.start(many, id="r")
+    await rl.start(many.with_id("r"))
     await until(lambda: len(begun) == at_once)
     rl = await world.crash_and_reopen()
     await until(lambda: len(begun) == 2 * at_once)
@@ -65,7 +65,7 @@ async def test_a_step_that_follows_from_something_new_was_not_in_flight(world: W
         await asyncio.gather(second(), second())
 
     rl = await world.open()
-    await rl.start(both, id="r")
+    await rl.start(both.with_id("r"))
     await blocked.wait()
     gate.set()
     rl = await world.crash_and_reopen()
@@ -102,7 +102,7 @@ async def test_the_history_names_a_changed_step(
         return changing
 
     rl = await world.open()
-    run = await rl.start(define(1), id="r")
+    run = await rl.start(define(1).with_id("r"))
     await world.park(run)
     registry.remove("changing")
     define(2)
@@ -135,7 +135,7 @@ async def test_a_run_that_is_held_is_said_once(world: World, registry: Registry,
         await wait_for("go")
 
     rl = await world.open()
-    run = await rl.start(gone, id="r")
+    run = await rl.start(gone.with_id("r"))
     await until(lambda: world.is_("waiting", run))
     registry.remove("gone")
     with caplog.at_level(logging.INFO, logger="relight"):
@@ -210,7 +210,7 @@ async def test_many_who_wait_for_results_share_one_read_per_notification(world: 
 
     driver = await world.open()
     client = await world.open(drive=False)
-    runs = [await client.start(waits, id=f"r{n}") for n in range(50)]
+    runs = [await client.start(waits.with_id(f"r{n}")) for n in range(50)]
     results = [asyncio.ensure_future(run.result(timeout="60s")) for run in runs]
     await until(lambda: len(client.orchestrator.watchers._watchers) == 50)
     reads = 0

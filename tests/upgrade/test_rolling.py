@@ -152,7 +152,7 @@ async def until(condition: Callable[[], Awaitable[Any]], stage: Stage) -> Any:
         raise AssertionError(f"older:\n{stage.log('older')}\nnewer:\n{stage.log('newer')}") from None
 
 
-async def rows(handles: list[Handle]) -> list[Run]:
+async def rows(handles: list[Handle[Any]]) -> list[Run]:
     return [await one.describe() for one in handles]
 
 
@@ -160,9 +160,9 @@ def is_held(row: Run) -> bool:
     return (row.status, row.hold, row.owner) == (Status.PAUSED, Hold.UPGRADE, None)
 
 
-async def start(rl: Relight, name: str, count: int, steps: int, seconds: float) -> list[Handle]:
+async def start(rl: Relight, name: str, count: int, steps: int, seconds: float) -> list[Handle[Any]]:
     ids = [f"{name}-{n}" for n in range(count)]
-    return [await rl.start(flows.upgrade_job, run_id, steps, seconds, id=run_id) for run_id in ids]
+    return [await rl.start(flows.upgrade_job.with_id(run_id), run_id, steps, seconds) for run_id in ids]
 
 
 async def test_runs_go_from_each_version_to_the_other(stage: Stage, client: Relight):
@@ -170,7 +170,7 @@ async def test_runs_go_from_each_version_to_the_other(stage: Stage, client: Reli
     nothing; the newer one takes up both."""
     new = await stage.drive("newer")
     first = await start(client, "first", 4, 20, 0.05)
-    told = await client.start(flows.upgrade_told, "told", id="told")
+    told = await client.start(flows.upgrade_told.with_id("told"), "told")
     await until(lambda: _each_has_done(stage, first, 3), stage)
     await until(lambda: _is(told, Status.WAITING), stage)
     stage.kill(new)
@@ -215,16 +215,16 @@ async def test_runs_go_from_each_version_to_the_other(stage: Stage, client: Reli
         assert "Traceback" not in stage.log(version)
 
 
-async def _each_has_done(stage: Stage, runs: list[Handle], steps: int) -> bool:
+async def _each_has_done(stage: Stage, runs: list[Handle[Any]], steps: int) -> bool:
     done = stage.done()
     return all(done[one.id, str(steps)] for one in runs)
 
 
-async def _is(run: Handle, status: Status) -> bool:
+async def _is(run: Handle[Any], status: Status) -> bool:
     return await run.status() is status
 
 
-async def _all(runs: list[Handle], condition: Callable[[Run], bool]) -> bool:
+async def _all(runs: list[Handle[Any]], condition: Callable[[Run], bool]) -> bool:
     return all(condition(row) for row in await rows(runs))
 
 
@@ -232,7 +232,7 @@ async def _all(runs: list[Handle], condition: Callable[[Run], bool]) -> bool:
 async def test_a_message_of_a_newer_kind_is_neither_lost_nor_touched(stage: Stage, client: Relight):
     await stage.drive("older")
     stage.kill(await stage.drive("newer"))  # which has migrated the store under the older one
-    waiting = await client.start(flows.upgrade_told, "waiting", id="waiting")
+    waiting = await client.start(flows.upgrade_told.with_id("waiting"), "waiting")
     await until(lambda: _is(waiting, Status.WAITING), stage)
     await stage.tell("newer", "poke", "waiting")
     await until(lambda: _all([waiting], is_held), stage)
@@ -240,7 +240,7 @@ async def test_a_message_of_a_newer_kind_is_neither_lost_nor_touched(stage: Stag
     assert "a '3:poke' of format 3 was written by a newer version of Relight" in row.reason
     explained = await client.explain("waiting")
     assert explained.sentence.startswith("Run waiting is held for a newer version of Relight: message ")
-    assert (await client.start(flows.upgrade_job, "x", 3, 0.0, id="x")).id == "x"
+    assert (await client.start(flows.upgrade_job.with_id("x"), "x", 3, 0.0)).id == "x"
     assert await (await client.get("x")).result(timeout="60s") == 3
     await stage.drive("newer")
     assert await waiting.result(timeout="60s") == "poked"
@@ -251,7 +251,7 @@ async def test_a_message_of_a_newer_kind_is_neither_lost_nor_touched(stage: Stag
 @FIRST_ON_SQLITE
 async def test_a_hold_of_a_newer_kind_is_shown_and_left_alone(stage: Stage, client: Relight):
     new = await stage.drive("newer")
-    paused = await client.start(flows.upgrade_told, "paused", id="paused")
+    paused = await client.start(flows.upgrade_told.with_id("paused"), "paused")
     await until(lambda: _is(paused, Status.WAITING), stage)
     await stage.tell("newer", "pause", "paused")
     await until(lambda: _all([paused], lambda row: bool(row.newer)), stage)

@@ -90,7 +90,7 @@ def main(arguments: list[str]) -> None:
     database, run_id, process, demo = arguments
     PROCESS = int(process)
     with Relight(database) as rl:
-        rl.start(visible_steps, msgspec.json.decode(demo, type=Demo), id=run_id).result()
+        rl.start(visible_steps.with_id(run_id), msgspec.json.decode(demo, type=Demo)).result()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Collection, Coroutine
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 from relight.durations import Duration, parse_duration
 from relight.errors import DefinitionError
@@ -20,24 +20,28 @@ from relight.flow.scope import CURRENT, Scope, refuse_lost_context
 from relight.flow.signatures import resolve
 from relight.model.text import storable
 
+if TYPE_CHECKING:
+    from relight.flow.call_types import SyncOrAsync
+
 P = ParamSpec("P")
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+T = TypeVar("T")
 OnCrash = Literal["rerun", "fail"]
 
 _NAME = re.compile(r"[^\s/:\[\]@$~\x00-\x1f][^/:\[\]@$~\x00-\x1f]{0,99}")
 
 
-class Definition(Generic[P, R]):
-    """What flows and steps have in common: a function, a name, its codecs and options."""
+class Definition(Generic[P, R_co]):
+    """What flows and steps have in common: a function, a name, its codecs and options. P is what it takes, R_co its result."""
 
     kind = "function"
 
-    def __init__(self, fn: Callable[P, R], name: str | None, retry: Retry | None, timeout: Duration | None) -> None:
+    def __init__(self, fn: Callable[P, Any], name: str | None, retry: Retry | None, timeout: Duration | None) -> None:
         if inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
             raise DefinitionError(f"@{self.kind} {fn.__qualname__}: a generator has no single result; return a list")
         if not inspect.isfunction(fn):
             raise DefinitionError(f"@{self.kind} takes a function, not {type(fn).__name__} {fn!r}")
-        self.fn: Callable[P, R] = fn
+        self.fn: Callable[P, Any] = fn
         self.name = name if name is not None else fn.__name__.strip("<>")
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name) or not storable(self.name):
             raise DefinitionError(
@@ -76,14 +80,14 @@ class Definition(Generic[P, R]):
         return f"<{self.what} at {self.place}>"
 
 
-class Step(Definition[P, R]):
+class Step(Definition[P, R_co]):
     """A unit of work whose result is journaled: once it is committed it never runs again."""
 
     kind = "step"
 
     def __init__(
         self,
-        fn: Callable[P, R],
+        fn: Callable[P, Any],
         name: str | None,
         retry: Retry | None,
         timeout: Duration | None,
@@ -103,13 +107,13 @@ class Step(Definition[P, R]):
         volatile = {"volatile": sorted(self.arguments.volatile)} if self.arguments.volatile else {}
         return {**super()._options(), "on_crash": self.on_crash, **volatile}
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[object, object, R_co]:
         scope = CURRENT.get()
         if garbage.collector and garbage.runs_this() and (self.is_async or type(scope) is Scope):
-            return garbage.refuse(self.name, type(scope) is Scope and scope.thread is not None)  # type: ignore[return-value]  # R depends on the caller
+            return garbage.refuse(self.name, type(scope) is Scope and scope.thread is not None)  # type: ignore[return-value]  # see call_types
         if type(scope) is not Scope:  # outside a run, or inside a step's body: a plain function
             refuse_lost_context(scope, self.name)
-            return self.fn(*args, **kwargs)
+            return self.fn(*args, **kwargs)  # type: ignore[no-any-return]  # as above
         run, frame = scope.run, sys._getframe(1)  # noqa: SLF001 - the flow's code
         scope.calls = count = scope.calls + 1
         number = next(run.numbers)
@@ -124,28 +128,58 @@ class Step(Definition[P, R]):
             count,
             (run, scope, self, args, kwargs),
         )
-        return call if scope.thread is None else scope.perform(call)  # type: ignore[return-value]  # R depends on the caller
+        return call if scope.thread is None else scope.perform(call)
 
 
-class Flow(Definition[P, R]):
+class Flow(Definition[P, R_co]):
     """A definition whose execution is a run. Called in a flow it is a child run; called outside, a plain function."""
 
     kind = "flow"
 
     def __init__(
-        self, fn: Callable[P, R], name: str | None, retry: Retry | None, timeout: Duration | None, resumable: bool
+        self, fn: Callable[P, Any], name: str | None, retry: Retry | None, timeout: Duration | None, resumable: bool
     ) -> None:
         super().__init__(fn, name, retry, timeout)
         self.resumable = resumable
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[object, object, R_co]:
         scope = CURRENT.get()
         if garbage.collector and garbage.runs_this() and (self.is_async or type(scope) is Scope):
             return garbage.refuse(self.name, type(scope) is Scope and scope.thread is not None)  # type: ignore[return-value]  # as above
         if type(scope) is not Scope:
             refuse_lost_context(scope, self.name)
-            return self.fn(*args, **kwargs)
+            return self.fn(*args, **kwargs)  # type: ignore[no-any-return]  # as above
         return scope.perform(scope.run.child(scope, self, args, kwargs))  # type: ignore[no-any-return]  # as above
+
+    def with_id(self, run_id: str | None) -> FlowWithId[P, R_co]:
+        """This flow, to be started as the run of that id: `rl.start(checkout.with_id("order-42"), order)`.
+
+        `start`, `run` and `spawn` take it in the place of a flow. With None, Relight makes an id, as it does for a flow alone.
+        The id does not stand among the flow's arguments because type checkers could not tell it from them.
+        """
+        return FlowWithId(self, run_id)
+
+
+class FlowWithId(Generic[P, R_co]):
+    """A flow and the id of the run that it is to be started as. It cannot be called: a child run's id follows from its parent."""
+
+    __slots__ = ("flow", "run_id")
+
+    def __init__(self, flow: Flow[P, R_co], run_id: str | None) -> None:
+        self.flow = flow
+        self.run_id = run_id
+
+    def __repr__(self) -> str:
+        return f"{self.flow!r}.with_id({self.run_id!r})"
+
+
+def without_id(flow: object, run_id: Any) -> tuple[object, str | None]:
+    """What was given as a flow, and the run's id: of `with_id`, or given by keyword."""
+    if not isinstance(flow, FlowWithId):
+        return flow, run_id
+    if run_id is not None:
+        raise DefinitionError(f"{flow!r} was given another id, {run_id!r}: give one")
+    return flow.flow, flow.run_id
 
 
 def _parameters(step: Step[..., Any], volatile: Collection[str]) -> frozenset[str]:
@@ -162,14 +196,10 @@ def return_annotation(fn: Callable[..., Any]) -> Any:
     return resolve(fn, getattr(inspect.unwrap(fn), "__annotations__", {}).get("return", inspect.Parameter.empty))
 
 
-# What a sync step's call gives depends on who calls it (its result in a sync flow, an awaitable in an async one), which no
-# type can say; hence Any for those, and exact types for async ones.
-
-
 @overload
-def step(fn: Callable[P, Coroutine[Any, Any, R]], /) -> Step[P, Coroutine[Any, Any, R]]: ...
+def step(fn: Callable[P, Coroutine[Any, Any, T]], /) -> Step[P, T]: ...  # type: ignore[overload-overlap]  # first come, first served
 @overload
-def step(fn: Callable[P, Any], /) -> Step[P, Any]: ...
+def step(fn: Callable[P, T], /) -> SyncStep[P, T]: ...
 @overload
 def step(
     *,
@@ -204,9 +234,9 @@ def step(
 
 
 @overload
-def flow(fn: Callable[P, Coroutine[Any, Any, R]], /) -> Flow[P, Coroutine[Any, Any, R]]: ...
+def flow(fn: Callable[P, Coroutine[Any, Any, T]], /) -> Flow[P, T]: ...  # type: ignore[overload-overlap]  # first come, first served
 @overload
-def flow(fn: Callable[P, Any], /) -> Flow[P, Any]: ...
+def flow(fn: Callable[P, T], /) -> SyncFlow[P, T]: ...
 @overload
 def flow(
     *,
@@ -238,23 +268,31 @@ def flow(
     return make if fn is None else make(fn)
 
 
-class _StepDecorator:
-    """The type of `@step(...)`; never instantiated."""
+if TYPE_CHECKING:
+    # Names for the type checkers only: at run time there are Step and Flow, whatever function they have.
 
-    @overload
-    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> Step[P, Coroutine[Any, Any, R]]: ...
-    @overload
-    def __call__(self, fn: Callable[P, Any], /) -> Step[P, Any]: ...
-    def __call__(self, fn: Callable[..., Any], /) -> Any:
-        raise NotImplementedError
+    class SyncStep(Step[P, R_co]):
+        """A step that is a sync function."""
 
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> SyncOrAsync[R_co]: ...
 
-class _FlowDecorator:
-    """The type of `@flow(...)`; never instantiated."""
+    class SyncFlow(Flow[P, R_co]):
+        """A flow that is a sync function."""
 
-    @overload
-    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> Flow[P, Coroutine[Any, Any, R]]: ...
-    @overload
-    def __call__(self, fn: Callable[P, Any], /) -> Flow[P, Any]: ...
-    def __call__(self, fn: Callable[..., Any], /) -> Any:
-        raise NotImplementedError
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> SyncOrAsync[R_co]: ...
+
+    class _StepDecorator(Protocol):
+        """What `@step(...)` is."""
+
+        @overload
+        def __call__(self, fn: Callable[P, Coroutine[Any, Any, T]], /) -> Step[P, T]: ...  # type: ignore[overload-overlap]  # as above
+        @overload
+        def __call__(self, fn: Callable[P, T], /) -> SyncStep[P, T]: ...
+
+    class _FlowDecorator(Protocol):
+        """What `@flow(...)` is."""
+
+        @overload
+        def __call__(self, fn: Callable[P, Coroutine[Any, Any, T]], /) -> Flow[P, T]: ...  # type: ignore[overload-overlap]  # as above
+        @overload
+        def __call__(self, fn: Callable[P, T], /) -> SyncFlow[P, T]: ...

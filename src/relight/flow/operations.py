@@ -10,39 +10,55 @@ import asyncio
 import datetime as dt
 import inspect
 import uuid as _uuid
-from collections.abc import Callable, Generator, Iterable
-from typing import Any, Generic, NoReturn, TypeVar
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, overload
 
 from relight.clock import SYSTEM_CLOCK, SYSTEM_ENTROPY, Clock, Entropy, block
 from relight.durations import Duration, parse_duration
 from relight.errors import ContinueAs, DefinitionError, OutsideRunError, PayloadError
 from relight.flow import garbage
-from relight.flow.definitions import Flow
+from relight.flow.definitions import Definition, Flow, FlowWithId, without_id
 from relight.flow.scope import CURRENT, Scope, StepInfo, current_scope, refuse_foreign_thread, refuse_lost_context
 from relight.model.text import check_name
 
+if TYPE_CHECKING:
+    from relight.flow.call_types import SyncOrAsync
+
+P = ParamSpec("P")
 T = TypeVar("T")
 U = TypeVar("U")
 
 MISSING: Any = object()  # no default was given: a timeout raises
 
 
-def sleep(duration: Duration) -> Any:
+def sleep(duration: Duration) -> SyncOrAsync[None]:
     """Wait durably: `await sleep("3d")`, or `sleep("3d")` in a sync flow. The deadline survives crashes, memory is not held."""
     seconds = parse_duration(duration, "sleep()")
     scope = current_scope("sleep()")
     if scope is not None:
-        return scope.perform(scope.run.sleep(scope, seconds))
+        return scope.perform(scope.run.sleep(scope, seconds))  # type: ignore[no-any-return]  # see call_types
     if _in_event_loop():
-        return asyncio.sleep(seconds)  # noqa: TID251 - outside a run this is what a flow's sleep means
-    return block(seconds)
+        return asyncio.sleep(seconds)  # type: ignore[return-value]  # noqa: TID251 - what a flow's sleep means outside a run
+    return block(seconds)  # type: ignore[return-value, func-returns-value]  # as above
 
 
+# The overloads that give `object` are for mypy. If the caller wants another type than there is, mypy passes over the first
+# overload that fits and takes the next: it must not be one that gives Any.
+
+
+@overload
+def wait_for(name: str, type: type[T], timeout: Duration | None = None) -> SyncOrAsync[T]: ...
+@overload
+def wait_for(name: str, type: type[T], timeout: Duration | None = None, *, default: U) -> SyncOrAsync[T | U]: ...
+@overload
+def wait_for(name: str, type: type, timeout: Duration | None = None, default: object = ...) -> SyncOrAsync[object]: ...
+@overload
+def wait_for(name: str, type: Any = Any, timeout: Duration | None = None, default: Any = ...) -> SyncOrAsync[Any]: ...
 def wait_for(name: str, type: Any = Any, timeout: Duration | None = None, default: Any = MISSING) -> Any:  # noqa: A002 - reads best
     """Wait for a signal: `decision = await wait_for("approval", timeout="7d")`.
 
     Signals of one name are taken in the order they were sent, also those sent before the flow waits. After `timeout` it
-    raises TimeoutError, or returns `default` when one is given. `type` decodes the payload.
+    raises TimeoutError, or returns `default` when one is given. `type` decodes the payload, and is the type of the result.
     """
     try:
         check_name(name, "signal name")
@@ -55,7 +71,15 @@ def wait_for(name: str, type: Any = Any, timeout: Duration | None = None, defaul
     return scope.perform(scope.run.wait_for(scope, name, type, seconds, default))
 
 
-def foreach(items: Iterable[T], each: Callable[[T], Any], concurrency: int = 1) -> Any:
+@overload
+def foreach(items: Iterable[T], each: Definition[[T], U], concurrency: int = 1) -> SyncOrAsync[list[U]]: ...
+@overload
+def foreach(items: Iterable[T], each: Definition[[T], object], concurrency: int = 1) -> SyncOrAsync[list[object]]: ...
+@overload
+def foreach(items: Iterable[T], each: Callable[[T], Awaitable[U]], concurrency: int = 1) -> SyncOrAsync[list[U]]: ...
+@overload
+def foreach(items: Iterable[T], each: Callable[[T], U], concurrency: int = 1) -> SyncOrAsync[list[U]]: ...
+def foreach(items: Iterable[Any], each: Any, concurrency: int = 1) -> Any:
     """Do `each` (a step, a flow or a function that calls them) for every item; the list of results, in order.
 
     Progress is kept per item. After a crash a sequential foreach (concurrency=1) goes on after the longest prefix of items
@@ -72,7 +96,7 @@ def foreach(items: Iterable[T], each: Callable[[T], Any], concurrency: int = 1) 
     return _foreach_plain(list(items), each, concurrency)
 
 
-def parallel(*branches: Callable[[], Any]) -> list[Any]:
+def parallel(*branches: Callable[[], T]) -> list[T]:
     """In a sync flow: call every branch in a thread of its own and return their results in order.
 
     `parallel(lambda: pay(order), lambda: ship(order))`. In async flows use asyncio.gather or TaskGroup.
@@ -82,7 +106,7 @@ def parallel(*branches: Callable[[], Any]) -> list[Any]:
         return [branch() for branch in branches]
     if scope.thread is None:
         raise DefinitionError("parallel() is for sync flows; in an async flow use asyncio.gather or asyncio.TaskGroup")
-    result: list[Any] = scope.perform(scope.run.parallel(scope, list(branches)))
+    result: list[T] = scope.perform(scope.run.parallel(scope, list(branches)))
     return result
 
 
@@ -91,7 +115,7 @@ class SpawnedRun(Generic[T]):
 
     __slots__ = ("_flow", "_scope", "id")
 
-    def __init__(self, scope: Scope, flow: Flow[..., Any], run_id: str) -> None:
+    def __init__(self, scope: Scope, flow: Flow[..., T], run_id: str) -> None:
         self._scope = scope
         self._flow = flow
         self.id = run_id
@@ -108,18 +132,21 @@ class SpawnedRun(Generic[T]):
         return scope.perform(scope.run.join(scope, self.id, self._flow))  # type: ignore[no-any-return]
 
 
-def spawn(flow: Flow[..., Any], *args: Any, id: str | None = None, **kwargs: Any) -> Any:  # noqa: A002 - the run's id
+def spawn(flow: Flow[P, T] | FlowWithId[P, T], *args: P.args, **kwargs: P.kwargs) -> SyncOrAsync[SpawnedRun[T]]:
     """Start a run of its own, linked to this one: `child = await spawn(ship, order)`, later `await child` or let it go.
 
     Spawning is part of this run's journal: after a crash the same call finds the same run. Cancelling this run cancels
-    it too; this run's end does not touch it.
+    it too; this run's end does not touch it. `spawn(ship.with_id("ship-7"), order)` gives it an id.
     """
-    if not isinstance(flow, Flow):
+    found, run_id = without_id(flow, kwargs.pop("id", None))
+    if not isinstance(found, Flow):
         raise DefinitionError(f"spawn() takes a flow, not {flow!r}; decorate the function with @flow")
     scope = current_scope("spawn()")
     if scope is None:
-        raise OutsideRunError(f"spawn({flow.name!r}) needs a run around it: use Relight.start() outside flows")
-    return scope.perform(scope.run.spawn(scope, flow, args, kwargs, id, lambda run_id: SpawnedRun(scope, flow, run_id)))
+        raise OutsideRunError(f"spawn({found.name!r}) needs a run around it: use Relight.start() outside flows")
+    return scope.perform(  # type: ignore[no-any-return]  # see call_types
+        scope.run.spawn(scope, found, args, kwargs, run_id, lambda run_id: SpawnedRun(scope, found, run_id))
+    )
 
 
 def continue_as(*args: Any, **kwargs: Any) -> NoReturn:

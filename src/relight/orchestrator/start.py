@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
-from relight.errors import ConflictError
-from relight.flow.definitions import Flow
+from relight.errors import ConflictError, DefinitionError
+from relight.flow.definitions import Flow, without_id
+from relight.flow.registry import Registry
 from relight.model import journal as j
 from relight.model.blob import blob_digest
 from relight.model.replay import TreeState
@@ -15,6 +16,19 @@ from relight.model.run import Run, Status
 from relight.orchestrator.orchestrator import Orchestrator
 from relight.ports.store import Commit, Exists, Extras, Fenced
 from relight.run.arguments import check_run_id, same_input
+
+
+def flow_to_start(registry: Registry, given: object, run_id: str | None) -> tuple[Flow[..., Any], str | None]:
+    """What start() was given, a flow, a flow with an id or a name, as a registered flow and the run's id."""
+    if isinstance(given, str):
+        return registry.get(given), run_id
+    flow, run_id = without_id(given, run_id)
+    if not isinstance(flow, Flow):
+        raise DefinitionError(f"start() takes a flow or its name, not {given!r}; decorate the function with @flow")
+    known = registry.get(flow.name)
+    if known is not flow:
+        raise DefinitionError(f"{flow!r} is not the flow registered as {flow.name!r}: {known!r} is")
+    return known, run_id
 
 
 async def start(

@@ -85,18 +85,18 @@ class Life(msgspec.Struct):
             SYSTEM_CLOCK.call_later(POLL_SECONDS, lambda over=over: over.done() or over.set_result(None))  # type: ignore[misc]
             await over
 
-    async def start(self, rl: Relight, flow: Flow[..., Any], *args: Any, id: str = RUN_ID) -> Handle:  # noqa: A002 - as Relight.start
+    async def start(self, rl: Relight, flow: Flow[..., Any], *args: Any, id: str = RUN_ID) -> Handle[Any]:  # noqa: A002 - as Relight.start
         """Start a run, in the first life or again in a later one. Whatever was accepted before must still be there."""
         if self.facts("accepted", id):
             try:
                 await patiently(lambda: rl.get(id))
             except RunNotFoundError:
                 raise AssertionError(f"run {id!r} was accepted in an earlier life, and is lost") from None
-        handle = await patiently(lambda: rl.start(flow, *args, id=id))
+        handle = await patiently(lambda: rl.start(flow.with_id(id), *args))
         note("accepted", id)
         return handle
 
-    async def end(self, handle: Handle) -> dict[str, Any]:
+    async def end(self, handle: Handle[Any]) -> dict[str, Any]:
         """Wait for a run's end: its status, and its result or error as data."""
         try:
             value = await patiently(handle.result)
