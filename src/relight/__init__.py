@@ -12,6 +12,7 @@ A map of the package, in the order in which a run meets it:
     cli/         the `relight` command
 """
 
+from relight.description import RunDescription
 from relight.engine import Relight
 from relight.errors import (
     ConfigError,
@@ -53,7 +54,7 @@ from relight.flow.operations import (
 )
 from relight.flow.retry import Retry
 from relight.handle import Handle
-from relight.model.run import Run, Status
+from relight.model.run import ForeachProgress, Run, Status
 
 __all__ = [
     "ConfigError",
@@ -63,6 +64,7 @@ __all__ = [
     "DurationError",
     "Flow",
     "FlowCodeError",
+    "ForeachProgress",
     "Handle",
     "NonDeterminismError",
     "OutsideRunError",
@@ -73,6 +75,7 @@ __all__ = [
     "Run",
     "RunCancelled",
     "RunCancelledError",
+    "RunDescription",
     "RunFailedError",
     "RunNotFoundError",
     "RunStateError",

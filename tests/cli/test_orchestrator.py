@@ -50,7 +50,7 @@ def client(folder: Path) -> Relight:
 
 async def row_of(folder: Path, run_id: str) -> Run:
     async with client(folder) as rl:
-        return await (await rl.get(run_id)).describe()
+        return await rl.row(run_id)
 
 
 def sessions(folder: Path) -> list[str]:

@@ -15,6 +15,7 @@ from relight.lifecycle import cancel, execute, step_bodies
 from relight.lifecycle.operation import Finished, Operation, Recorded
 from relight.model import journal as j
 from relight.model.blob import blob_digest
+from relight.model.operations import failure_reason
 from relight.model.replay import Outcome
 from relight.model.run import Run, RunChange, Status
 
@@ -103,7 +104,7 @@ async def _ended_badly(run: LiveRun, scope: Scope, key: str, error: BaseExceptio
 
         def record(end: Operation) -> None:
             run.record(j.RunFailed(key, failure, run.services.clock.now()), end)
-            _end(run, key, Status.FAILED, error=msgspec.json.encode(failure))
+            _end(run, key, Status.FAILED, error=msgspec.json.encode(failure), reason=failure_reason(failure))
 
         await run.asked(_End(run, scope, key, record))
     run.host.tell(run.run_id(key))

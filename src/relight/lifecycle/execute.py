@@ -31,6 +31,7 @@ from relight.lifecycle.operation import Operation
 from relight.lifecycle.threads import FlowThread
 from relight.model import journal as j
 from relight.model.blob import blob_digest
+from relight.model.operations import failure_reason
 from relight.model.replay import Open, restore
 from relight.model.run import Hold, Run
 from relight.telemetry import Token, log
@@ -370,7 +371,8 @@ def _conclude(run: LiveRun, value: Any, failure: BaseException | None) -> None:
             hold.conclude(run, j.RunCompleted("", output, blob, now), output=b"" if blob else data, output_blob=blob)
         else:
             record = record_error(step_bodies.recordable(failure, f"flow {run.row.flow!r}"))
-            hold.conclude(run, j.RunFailed("", record, now), error=msgspec.json.encode(record))
+            event, reason = j.RunFailed("", record, now), failure_reason(record)
+            hold.conclude(run, event, error=msgspec.json.encode(record), reason=reason)
 
 
 def _end_is_durable(run: LiveRun) -> None:
