@@ -56,6 +56,8 @@ from relight.flow.retry import Retry
 from relight.handle import Handle
 from relight.model.run import ForeachProgress, Run, Status
 
+__version__: str  # see __getattr__
+
 __all__ = [
     "ConfigError",
     "ConflictError",
@@ -102,3 +104,15 @@ __all__ = [
     "uuid",
     "wait_for",
 ]
+
+
+def __getattr__(name: str) -> str:
+    """`__version__`, from what is installed: looked up when somebody asks, since that takes longer than most imports."""
+    if name != "__version__":
+        raise AttributeError(f"module 'relight' has no attribute {name!r}")
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - see above
+
+    try:
+        return version("relight")
+    except PackageNotFoundError:
+        return "unknown"  # a source tree that was never installed
