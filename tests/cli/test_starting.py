@@ -40,6 +40,43 @@ def test_it_says_the_same_as_one_that_is_forked(arguments: list[str], tmp_path: 
     assert (forked.returncode, forked.stdout, forked.stderr) == (done.returncode, done.stdout, done.stderr)
 
 
+@pytest.mark.parametrize("package", ["typer", "rich", "shellingham"])
+def test_without_its_extra_the_command_says_what_to_install(package: str, tmp_path: Path) -> None:
+    missing = f"import sys; sys.modules[{package!r}] = None; "  # as if it were not installed
+    done = subprocess.run(
+        [sys.executable, "-c", missing + "from relight.cli.entry_point import main; main()", "runs"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    said = f"relight: the command needs the package {package}, which is not installed: pip install 'relight[cli]'\n"
+    assert done.stderr == said
+
+
+def test_the_library_needs_none_of_what_the_command_does(tmp_path: Path) -> None:
+    code = """
+import sys
+for name in ("typer", "rich", "click", "pydantic"):
+    sys.modules[name] = None
+import relight
+
+@relight.flow
+def answer() -> int:
+    return 42
+
+with relight.Relight("app.db") as rl:
+    print(rl.run(answer))
+"""
+    (tmp_path / "app.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "app.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.stdout, done.stderr) == ("42\n", "")
+
+
 FLOWS = """
 from relight import flow
 

@@ -52,6 +52,10 @@ def test_the_extras_that_errors_and_docs_name_are_there() -> None:
     assert named <= set(EXTRAS)
 
 
+def test_the_library_alone_needs_little() -> None:
+    assert names(PROJECT["dependencies"]) == {"apsw", "msgspec", "prometheus_client", "uuid_utils"}
+
+
 def test_the_version_is_that_of_the_installed_package() -> None:
     assert relight.__version__ == version("relight")
     with pytest.raises(AttributeError, match="module 'relight' has no attribute '__versions__'"):
