@@ -26,7 +26,7 @@ def orchestrator(
     orchestrator_id: Annotated[
         str | None,
         typer.Option(
-            "--id", metavar="NAME", help="Stable across restarts, one per orchestrator; else the host's name."
+            "--id", metavar="NAME", help="Stable across restarts, another on each machine; else the host's name."
         ),
     ] = None,
     leases: Annotated[str | None, typer.Option("--leases", help="store, none or etcd://host:2379,…")] = None,
