@@ -101,6 +101,14 @@ def page(
     return StepPage(steps=shown, next_cursor=shown[-1].place if len(found) > limit else None)
 
 
+def unfinished_steps(state: TreeState, row: Run, now: float) -> list[OperationReport]:
+    """Those that have begun and not ended, as far as that is journaled. What has ended is not looked at."""
+    found: list[tuple[tuple[bool, int], str, Outcome | Open]] = [
+        ((True, one.sequence), key, one) for key, one in _inside(state.open, row.key_prefix) if one.kind == "step"
+    ]
+    return _reports(sorted(found, key=lambda one: one[0]), state, row, now)
+
+
 def count_steps(state: TreeState, row: Run, now: float) -> dict[str, int]:
     """How many steps of this run, its child runs included, are in which state."""
     prefix = row.key_prefix
