@@ -58,7 +58,7 @@ class Handle:
         return await describe(services.store, row, services.registry.find(row.flow))
 
     async def progress(self) -> list[ForeachProgress]:
-        """How far each foreach of this run has come: done, failed and total. It takes milliseconds, however many items there are,
+        """How far each foreach of this run has come: done, failed and total. It counts items and reads no results,
         and counts a child run's in the child run. Not in it: a foreach of which nothing is recorded yet, and those inside an
         item of another."""
         row = await self._relight.row(self.id)

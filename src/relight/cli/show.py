@@ -1,7 +1,7 @@
 """`relight show RUN`: one run: a summary, and page by page what its journal holds.
 
-The summary takes milliseconds, however much the run has done: it reads the run's row, counts the items of its foreachs, and reads
-the journal only where that is small.
+The summary reads the run's row, counts the items of its foreachs, and reads the journal only where that is small. That takes
+milliseconds for tens of thousands of items, and grows with their number.
 """
 
 from __future__ import annotations
