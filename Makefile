@@ -79,7 +79,7 @@ $(BIN)/pip:
 	$(PYTHON) -m venv --clear $(VENV)
 
 $(CORE): pyproject.toml | $(BIN)/pip
-	$(BIN)/pip install --quiet --editable .
+	$(BIN)/pip install --quiet --editable '.[cli]'
 	@touch $@
 
 $(DEV): pyproject.toml | $(BIN)/pip

@@ -17,6 +17,7 @@ A map of the package, in the order in which a run meets it:
     cli/          the `relight` command
 """
 
+from relight.description import RunDescription
 from relight.engine import Relight
 from relight.errors import (
     ConfigError,
@@ -58,7 +59,9 @@ from relight.flow.operations import (
 )
 from relight.flow.retry import Retry
 from relight.handle import Handle
-from relight.model.run import Run, Status
+from relight.model.run import ForeachProgress, Run, Status
+
+__version__: str  # see __getattr__
 
 __all__ = [
     "ConfigError",
@@ -68,6 +71,7 @@ __all__ = [
     "DurationError",
     "Flow",
     "FlowCodeError",
+    "ForeachProgress",
     "Handle",
     "NonDeterminismError",
     "OutsideRunError",
@@ -78,6 +82,7 @@ __all__ = [
     "Run",
     "RunCancelled",
     "RunCancelledError",
+    "RunDescription",
     "RunFailedError",
     "RunNotFoundError",
     "RunStateError",
@@ -104,3 +109,15 @@ __all__ = [
     "uuid",
     "wait_for",
 ]
+
+
+def __getattr__(name: str) -> str:
+    """`__version__`, from what is installed: looked up when somebody asks, since that takes longer than most imports."""
+    if name != "__version__":
+        raise AttributeError(f"module 'relight' has no attribute {name!r}")
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - see above
+
+    try:
+        return version("relight")
+    except PackageNotFoundError:
+        return "unknown"  # a source tree that was never installed

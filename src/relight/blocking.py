@@ -9,13 +9,14 @@ import threading
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
+from relight.description import RunDescription
 from relight.durations import Duration
 from relight.errors import RelightError
 from relight.flow.definitions import Flow, FlowWithId
 from relight.flow.scope import in_flow_code
 from relight.handle import Handle
 from relight.model.operations import OperationReport, StepPage
-from relight.model.run import ItemResult, Page, Run, Status
+from relight.model.run import ForeachProgress, ItemResult, Page, Run, Status
 from relight.orchestrator.health import Health
 from relight.recovery.explain import Explanation
 from relight.recovery.plan import Planned
@@ -47,11 +48,16 @@ class BlockingHandle(Generic[R_co]):
     def status(self) -> Status:
         return self._relight.call(self._handle.status())
 
-    def describe(self) -> Run:
+    def describe(self) -> RunDescription:
         return self._relight.call(self._handle.describe())
 
-    def steps(self, *, limit: int = 100, cursor: str | None = None) -> StepPage:
-        return self._relight.call(self._handle.steps(limit=limit, cursor=cursor))
+    def progress(self) -> list[ForeachProgress]:
+        return self._relight.call(self._handle.progress())
+
+    def steps(
+        self, *, limit: int = 100, cursor: str | None = None, failed: bool = False, newest: bool = False
+    ) -> StepPage:
+        return self._relight.call(self._handle.steps(limit=limit, cursor=cursor, failed=failed, newest=newest))
 
     def operations(self) -> list[OperationReport]:
         return self._relight.call(self._handle.operations())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
+from relight.description import RunDescription, describe
 from relight.durations import Duration, parse_duration
 from relight.errors import (
     ConfigError,
@@ -25,7 +26,7 @@ from relight.model.blob import check_blob
 from relight.model.journal import ErrorRecord
 from relight.model.operations import OperationReport, StepPage, operations, page
 from relight.model.replay import TreeState, restore
-from relight.model.run import Hold, Message, MessageKind, Run, Status
+from relight.model.run import ForeachProgress, Hold, Message, MessageKind, Run, Status
 from relight.model.text import check_name, prose
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 R_co = TypeVar("R_co", covariant=True)
 
 MOST_STEPS = 10_000  # in one page
+SMALL_JOURNAL_BYTES = 1_000_000  # folded in some ten milliseconds
 
 
 class Handle(Generic[R_co]):
@@ -52,16 +54,32 @@ class Handle(Generic[R_co]):
     async def status(self) -> Status:
         return (await self._relight.row(self.id)).status
 
-    async def describe(self) -> Run:
-        """The whole row: status, hold and reason, owner, times."""
-        return await self._relight.row(self.id)
+    async def describe(self) -> RunDescription:
+        """All that its row says: status, hold and reason, owner, times, arguments, result, error."""
+        row = await self._relight.row(self.id)
+        services = self._relight.services
+        return await describe(services.store, row, services.registry.find(row.flow))
 
-    async def steps(self, *, limit: int = 100, cursor: str | None = None) -> StepPage:
+    async def progress(self) -> list[ForeachProgress]:
+        """How far each foreach of this run has come: done, failed and total. It counts items and reads no results,
+        and counts a child run's in the child run. Not in it: a foreach of which nothing is recorded yet, and those inside an
+        item of another."""
+        row = await self._relight.row(self.id)
+        return await self._relight.services.store.foreach_progress(row.id, row.key_prefix)
+
+    async def steps(
+        self, *, limit: int = 100, cursor: str | None = None, failed: bool = False, newest: bool = False
+    ) -> StepPage:
         """One page of the run's steps, child runs included: what has ended, in the order of that, then what is running or
-        backing off. Each with its start, end, attempt and last error. Pass its next_cursor to get the next page."""
+        backing off; or the `newest` first. Each with its start, end, attempt and last error. `failed`: only those that have
+        failed, or are tried again after a failure. Pass its next_cursor to get the next page.
+
+        The run's journal is read for it, whatever the page: about 0.1 s for 40,000 operations. Results are not decoded."""
         if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST_STEPS:
             raise ConfigError(f"steps(limit={limit!r}): give a whole number from 1 to {MOST_STEPS}")
-        return page(await self.operations(), limit, cursor)
+        row = await self._relight.row(self.id)
+        state, now = await read_state(self._relight, row), self._relight.services.clock.now()
+        return page(state, row, now, limit=limit, cursor=cursor, failed=failed, newest=newest)
 
     async def operations(self) -> list[OperationReport]:
         """Every operation in its journal, waits and child runs included. CorruptionError if that cannot be read."""
@@ -192,7 +210,11 @@ async def read_state(relight: Relight, row: Run) -> TreeState:
     (journal,) = await relight.services.store.read([row.root_id])
     if isinstance(journal, Exception):
         raise journal
-    return restore(journal)
+    size = sum(len(entry.event) for entry in journal.entries)
+    size += 0 if journal.checkpoint is None else len(journal.checkpoint.state)
+    if size <= SMALL_JOURNAL_BYTES:
+        return restore(journal)
+    return await asyncio.to_thread(restore, journal)  # the loop that drives runs must not wait for it
 
 
 _HELD: dict[Hold, type[RelightError]] = {

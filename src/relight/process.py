@@ -28,9 +28,14 @@ def mark_dead(life: str) -> None:
     _LIVES.discard(life)
 
 
+def is_of_this_machine(process: Process) -> bool:
+    """Whether that process is known to be one of this machine, and of this pid namespace."""
+    return process.machine != "" and process.machine == _machine()
+
+
 def is_dead(process: Process) -> bool:
     """Whether that process is known to be dead. False for one of another machine: nobody here can know."""
-    if not process.machine or process.machine != _machine():
+    if not is_of_this_machine(process):
         return False
     stat = _stat(process.pid)
     if stat is None:

@@ -62,7 +62,7 @@ MEANING: dict[Token, str] = {
     Token.RUN_RELEASED: "an orchestrator that stops or has lost its lease let go of a run, for any other to take up",
     Token.OWNER_DEAD: "an orchestrator's session has lapsed or its process is gone; its runs are being recovered",
     Token.OWNER_CORRECTED: "a run's lease is held by another than its row says; the row was corrected",
-    Token.ORCHESTRATOR_ID_SHARED: "another living orchestrator has the same orchestrator_id; they are told apart by session",
+    Token.ORCHESTRATOR_ID_SHARED: "an orchestrator that lives on another machine has the same orchestrator_id",
     Token.HEARTBEAT_FAILED: "a heartbeat did not get through, and is tried again; said once, then counted",
     Token.WATCH_FAILED: "pushes about other orchestrators, or run keys, do not get through; recovery is slower, not wrong",
     Token.LEASE_LOST: "the lease could not be renewed; this process lets go of its runs until it can",

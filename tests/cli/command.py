@@ -48,7 +48,7 @@ def execute(order: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(order["environ"])
     os.chdir(order["cwd"])
-    sys.path[0] = order["cwd"]
+    sys.path[0] = str(Path(sys.executable).parent)  # where the installed script is
     sys.argv = ["relight", *order["arguments"]]
     for number, path in ((1, order["out"]), (2, order["err"])):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)

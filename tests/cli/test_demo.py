@@ -58,7 +58,7 @@ def test_without_a_terminal_it_tells_the_story_once(tmp_path):
     assert {line.step for line in lines if line.event == "effect"} == set(range(1, 7))
     found = re.search(r"relight show (\S+) --db", done.stdout)
     assert found is not None
-    shown = relight("show", found[1], "--db", "kept.db", "--json", cwd=tmp_path)
+    shown = relight("show", found[1], "--db", "kept.db", "--steps", "--json", cwd=tmp_path)
     run = json.loads(shown.stdout)
     assert run["status"] == "completed"
     assert [one["output"] for one in run["operations"]] == [1, 4, 9, 16, 25, 36]

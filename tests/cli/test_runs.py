@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from relight import Relight, Retry, continue_as, current_step, flow, step, wait_for
+from relight import Relight, Retry, continue_as, current_step, flow, foreach, step, wait_for
 from relight.backends.sqlite.store import SqliteStore
 from relight.clock import SYSTEM_CLOCK
+from relight.handle import SMALL_JOURNAL_BYTES
 from relight.model.operations import _ENDINGS
 from relight.model.replay import Ending
 from tests.cli.command import relight
@@ -50,6 +51,16 @@ async def cli_flaky() -> None:
 @flow
 async def cli_broken() -> None:
     await cli_fail("[bold]luck[/bold]")
+
+
+@step
+async def cli_load(n: int) -> str:
+    return "x" * 40_000
+
+
+@flow
+async def cli_import(count: int) -> int:
+    return len(await foreach(range(count), cli_load))
 
 
 @flow
@@ -109,7 +120,7 @@ def test_runs_says_when_there_are_more(folder):
 
 def test_looking_changes_nothing(folder):
     def shown() -> dict[str, Any]:
-        run: dict[str, Any] = json.loads(relight("show", "waiting", "--json", cwd=folder).stdout)
+        run: dict[str, Any] = json.loads(relight("show", "waiting", "--all", "--json", cwd=folder).stdout)
         for one in run["operations"]:
             assert one.pop("seconds") is not None  # which grow while it waits
         return run
@@ -121,14 +132,14 @@ def test_looking_changes_nothing(folder):
 
 
 def test_show_has_the_row_and_its_operations(folder):
-    run = json.loads(relight("show", "parent", "--json", cwd=folder).stdout)
+    run = json.loads(relight("show", "parent", "--all", "--json", cwd=folder).stdout)
     assert run["status"] == "completed"
     assert [(one["key"], one["kind"], one["state"], one["output"]) for one in run["operations"]] == [
         ("cli_add", "step", "done", 4),
         ("cli_child/cli_add", "step", "done", 5),
         ("cli_child", "run", "done", 5),
     ]
-    child = json.loads(relight("show", "parent/cli_child", "--json", cwd=folder).stdout)
+    child = json.loads(relight("show", "parent/cli_child", "--all", "--json", cwd=folder).stdout)
     assert (child["root"], child["parent"]) == ("parent", "parent")
     assert (run["generation"], run["generation_input"], child["generation"]) == (1, run["input"], None)
     assert [one["key"] for one in child["operations"]] == ["cli_child/cli_add"]
@@ -158,23 +169,86 @@ def test_show_has_times_and_errors_of_attempts(tmp_path):
     folder = tmp_path
     with Relight(tmp_path / "relight.db") as rl:
         rl.run(cli_flaky.with_id("flaky"))
-    run = json.loads(relight("show", "flaky", "--json", cwd=folder).stdout)
+    run = json.loads(relight("show", "flaky", "--steps", "--json", cwd=folder).stdout)
     (one,) = run["operations"]
     assert (one["attempt"], one["state"], one["error"], one["last_error"]) == (2, "done", None, "OSError: not yet")
     assert run["created_at"] <= one["started_at"] <= one["ended_at"] <= run["updated_at"]
     assert 0 <= one["seconds"] < 60
-    shown = relight("show", "flaky", cwd=folder, COLUMNS="250").stdout
+    shown = relight("show", "flaky", "--steps", cwd=folder, COLUMNS="250").stdout
     assert "started" in shown
     assert "after OSError: not yet" in shown
 
 
-def test_show_leaves_out_the_earlier_of_many_operations(folder):
-    every = relight("show", "parent", "--last", "0", cwd=folder).stdout
-    some = relight("show", "parent", "--last", "1", cwd=folder).stdout
-    keys = [one["key"] for one in json.loads(relight("show", "parent", "--json", cwd=folder).stdout)["operations"]]
-    assert all(key in every for key in keys)
-    assert f"{len(keys) - 1} earlier operations are left out" in some
-    assert keys[-1] in some
+def test_show_is_a_summary_unless_more_is_asked_for(folder):
+    summary = relight("show", "parent", cwd=folder).stdout
+    assert "2 done" in summary
+    assert "cli_child" not in summary
+    assert "--steps lists its steps" in summary
+    found = json.loads(relight("show", "parent", "--json", cwd=folder).stdout)
+    assert (found["step_counts"], found["progress"], found["journal_error"]) == ({"done": 2}, [], None)
+    assert found["journal_bytes"] > 0
+    assert "operations" not in found
+
+
+def test_show_lists_page_by_page(folder):
+    def page(*arguments: str) -> tuple[list[str], str | None]:
+        found = json.loads(relight("show", "parent", "--json", *arguments, cwd=folder).stdout)
+        return [one["key"] for one in found["operations"]], found["next_cursor"]
+
+    assert page("--steps") == (["cli_add", "cli_child/cli_add"], None)
+    keys, cursor = page("--all", "--limit", "2")
+    assert keys == ["cli_add", "cli_child/cli_add"]
+    assert cursor is not None
+    assert page("--all", "--limit", "2", "--after", cursor) == (["cli_child"], None)
+    (last,), cursor = page("--newest", "--limit", "1")
+    assert (last, cursor is not None) == ("cli_child/cli_add", True)
+    assert page("--newest", "--limit", "1", "--after", str(cursor)) == (["cli_add"], None)
+    assert page("--failed") == ([], None)
+    text = relight("show", "parent", "--steps", "--limit", "1", cwd=folder).stdout
+    assert "there are more: --after ended:" in text
+    assert "cli_child" not in text
+    assert "nothing to list" in relight("show", "parent", "--failed", cwd=folder).stdout
+    done = relight("show", "parent", "--after", "nonsense", cwd=folder)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+
+
+def test_tracebacks_are_shown_on_request(folder):
+    for arguments in ((), ("--failed",)):
+        assert "Traceback" not in relight("show", "broken", *arguments, cwd=folder).stdout
+        assert "Traceback" not in relight("show", "broken", "--json", *arguments, cwd=folder).stdout
+        shown = relight("show", "broken", "--traceback", *arguments, cwd=folder).stdout
+        assert shown.count("Traceback (most recent call last)") == 1 + len(arguments)
+        assert 'raise ValueError(f"no {what}")' in shown
+    found = json.loads(relight("show", "broken", "--failed", "--json", "--traceback", cwd=folder).stdout)
+    (step,) = found["operations"]
+    assert (step["key"], step["state"]) == ("cli_fail", "failed")
+    assert "in cli_fail" in step["traceback"]
+    assert "in cli_broken" in found["error"]["traceback"]
+    assert (
+        "traceback" not in json.loads(relight("runs", "--json", "--flow", "cli_broken", cwd=folder).stdout)[0]["error"]
+    )
+
+
+def test_why_a_run_has_failed_is_said_in_the_list(folder):
+    (failed,) = json.loads(relight("runs", "--json", "--status", "failed", cwd=folder).stdout)
+    assert failed["reason"] == "ValueError: no [bold]luck[/bold]"
+    assert "ValueError: no [bold]luck[/bold]" in relight("runs", cwd=folder).stdout
+
+
+async def test_a_large_run_is_not_read_for_its_summary(tmp_path):
+    """Whatever it has done: the journal is left alone, and may even be damaged."""
+    async with Relight(tmp_path / "relight.db") as rl:
+        await rl.run(cli_import.with_id("large"), 40)
+        assert await rl.services.store.journal_bytes("large") > SMALL_JOURNAL_BYTES
+        damaged = "UPDATE journal SET crc = crc + 1"
+        await rl.services.store._write(lambda db: db.execute(damaged).fetchall())  # type: ignore[attr-defined]
+    found = json.loads(relight("show", "large", "--json", cwd=tmp_path).stdout)
+    assert found["progress"] == [{"key": "$foreach", "done": 40, "failed": 0, "total": 40}]
+    assert (found["step_counts"], found["generation"]) == (None, None)
+    text = relight("show", "large", cwd=tmp_path).stdout
+    assert "40 of 40 done ($foreach)" in text
+    assert "not counted in a journal of" in text
+    assert "its journal cannot be read" in relight("show", "large", "--steps", cwd=tmp_path).stdout
 
 
 def test_show_has_a_word_for_every_ending():
@@ -184,7 +258,7 @@ def test_show_has_a_word_for_every_ending():
 def test_show_tells_errors_and_waits_to_people(folder):
     failed = relight("show", "broken", cwd=folder).stdout
     assert "ValueError: no [bold]luck[/bold]" in failed
-    waiting = relight("show", "waiting", cwd=folder).stdout
+    waiting = relight("show", "waiting", "--all", cwd=folder).stdout
     assert "$wait.go" in waiting
     assert "due" in waiting
 

@@ -89,7 +89,7 @@ class Arena:
         """Nothing committed was repeated and nothing stale was written; what was repeated in flight."""
         deeds = audit_deeds(read_book(self.book))
         assert not deeds.repeated, deeds.repeated
-        stale = await stale_writes(rl, [await run.describe() for run in runs], read_book(self.book))
+        stale = await stale_writes(rl, [await rl.row(run.id) for run in runs], read_book(self.book))
         assert not stale, stale
         assert not (found := complaints(self.cluster)), found
         return deeds.in_flight

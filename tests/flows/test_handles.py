@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from relight import (
@@ -31,6 +32,7 @@ from relight import (
 )
 from relight.blocking import BlockingHandle, BlockingRelight
 from relight.errors import ConfigError, DefinitionError, RunCancelled
+from relight.flow.registry import REGISTRY
 from relight.handle import Handle
 from relight.model import journal as j
 from relight.model.journal import CancelRequested
@@ -173,6 +175,62 @@ async def test_listing_with_bad_values(world: World, where: dict[str, Any], mess
         await rl.list(**where)
 
 
+class Order(msgspec.Struct):
+    number: int
+    at: dt.datetime
+
+
+async def test_describe_gives_values_as_they_are(world: World):
+    order = Order(7, dt.datetime(2026, 11, 18, tzinfo=dt.UTC))
+
+    @flow
+    async def ship(order: Order, copies: int = 2, text: str = "") -> Order:
+        if text == "bad":
+            raise ValueError("no\nsuch\0order " + 400 * "x")
+        return order
+
+    rl = await world.open(payload_blob_threshold=1000)
+    run = await rl.start(ship.with_id("r"), order)
+    assert await run.result() == order
+    found = await run.describe()
+    assert (found.input, found.output) == ({"order": order, "copies": 2, "text": ""}, order)
+    assert (found.error, found.traceback, found.reason, found.wake_at) == (None, None, "", None)
+    assert found.created_at == dt.datetime.fromtimestamp(START, dt.UTC)
+    large = await rl.start(ship, order, text="x" * 2000)
+    assert (await large.describe()).input["text"] == "x" * 2000, "what is stored as a blob is read"
+    bad = await rl.start(ship, order, text="bad")
+    with pytest.raises(RunFailedError):
+        await bad.result()
+    failed = await bad.describe()
+    assert failed.reason.startswith("ValueError: no such\N{REPLACEMENT CHARACTER}order xxx")
+    assert (len(failed.reason), failed.reason[-1]) == (300, "…")
+    assert failed.error is not None
+    assert failed.error.startswith("ValueError: no\nsuch")
+    assert "in ship" in str(failed.traceback)
+    REGISTRY.remove("ship")
+    unknown = await run.describe()
+    assert unknown.output == {"number": 7, "at": "2026-11-18T00:00:00Z"}, "JSON, where the flow is not known"
+
+
+async def test_why_a_child_run_has_failed_is_in_its_row(world: World):
+    @flow
+    async def inner() -> None:
+        raise KeyError("gone")
+
+    @flow
+    async def outer() -> str:
+        try:
+            await inner()
+        except KeyError:
+            return "caught"
+        return ""
+
+    rl = await world.open()
+    run = await rl.start(outer.with_id("r"))
+    assert await run.result() == "caught"
+    assert (await (await rl.get("r/inner")).describe()).reason == "KeyError: 'gone'"
+
+
 async def test_describe_and_the_timeout_of_result(world: World):
     @flow
     async def waiting(a: int) -> str:
@@ -185,7 +243,12 @@ async def test_describe_and_the_timeout_of_result(world: World):
         await run.result(timeout="10ms")
     await world.until_status("waiting", run)
     row = await run.describe()
-    assert (row.flow, row.created_at, row.parent_id, row.input) == ("waiting", START, None, b'{"a":7}')
+    assert (row.flow, row.created_at, row.parent_id, row.input) == (
+        "waiting",
+        dt.datetime.fromtimestamp(START, dt.UTC),
+        None,
+        {"a": 7},
+    )
     with pytest.raises(ConfigError, match="3 bananas"):
         await run.result(timeout="3 bananas")
     await run.signal("go", "done")

@@ -37,6 +37,7 @@ async def held(world: World, run: Handle[Any], digest: str) -> Run:
     assert "resume() the run" in row.reason
     with pytest.raises(CorruptionError, match=digest):
         await run.result(timeout="60s")
+    assert digest in (await run.describe()).reason
     assert digest in (await world.rl.explain(run.id)).sentence
     return row
 

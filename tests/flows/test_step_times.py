@@ -248,6 +248,8 @@ async def test_a_long_step_is_executed_again_after_a_crash_and_counts_its_start_
     (waiting,) = (await run.steps()).steps
     assert (waiting.state, waiting.attempt, waiting.last_error) == ("backing off", 2, "ConnectionError: not yet")
     assert waiting.until == START + 60
+    assert (await run.steps(failed=True)).steps == [waiting], "one that is tried again has failed, so far"
+    assert "not yet" in str(waiting.traceback)
     assert "attempt 2 of long until" in (await rl.explain("run")).sentence
     assert "(after ConnectionError: not yet)" in (await rl.explain("run")).sentence
     world.clock.advance("1m")
@@ -313,6 +315,10 @@ async def test_pages(world: World):
             break
     assert keys == ["count", *(f"count:{n}" for n in range(1, 5)), "inner/count", "~waits/waits", "~waits:1/waits"]
     assert pages == 3
+    newest = await run.steps(limit=7, newest=True)
+    assert [one.key for one in newest.steps] == keys[:0:-1]
+    assert [one.key for one in (await run.steps(cursor=newest.next_cursor, newest=True)).steps] == keys[:1]
+    assert (await run.steps(failed=True)).steps == []
     child = await rl.get("many/inner")
     assert [one.key for one in (await child.steps()).steps] == ["inner/count"]
     for limit in (0, 10_001, True, "3"):

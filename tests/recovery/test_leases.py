@@ -294,9 +294,13 @@ async def test_who_wakes_after_its_lapse_asks_before_the_next_step(engines: Engi
     assert a.metrics.value("relight_fenced_writes_total") == 0, "it asked, and had nothing to record"
 
 
-async def test_two_engines_of_one_name_are_told_apart(engines: Engines, caplog: pytest.LogCaptureFixture):
+async def test_two_engines_of_one_name_on_two_machines_are_told_apart(
+    engines: Engines, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
     work = Work()
-    a = await engines.start("same")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("relight.process._machine", lambda: "another boot of another machine")
+        a = await engines.start("same")
     await a.start(work.flow.with_id("r"))
     await until(lambda: work.begun == 1)
     engines.open["first"] = engines.open.pop("same")

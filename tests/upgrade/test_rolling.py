@@ -153,7 +153,7 @@ async def until(condition: Callable[[], Awaitable[Any]], stage: Stage) -> Any:
 
 
 async def rows(handles: list[Handle[Any]]) -> list[Run]:
-    return [await one.describe() for one in handles]
+    return [await one._relight.row(one.id) for one in handles]
 
 
 def is_held(row: Run) -> bool:

@@ -1,1 +1,2 @@
-"""The `relight` command. Nothing else imports this package, so that `import relight` loads neither typer nor rich."""
+"""The `relight` command. Nothing else imports this package, so that the library works without typer and rich, which come with the
+extra `cli`."""

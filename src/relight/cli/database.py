@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -28,7 +29,10 @@ Database = Annotated[
 Modules = Annotated[
     list[str] | None,
     typer.Option(
-        "--module", metavar="NAME", help="Import this module's flows; may be given again. Else RELIGHT_MODULES."
+        "--module",
+        metavar="NAME",
+        help="Import this module's flows, from the current folder or an installed package; may be given again. "
+        "Else RELIGHT_MODULES.",
     ),
 ]
 
@@ -48,12 +52,24 @@ def looking(db: str | None, modules: list[str] | None = None) -> Iterator[Blocki
     except RelightError as error:
         fail(error)
     except ImportError as error:
-        fail(f"a module could not be imported: {error}")
+        fail_to_import(error)
 
 
 def modules_of(given: list[str] | None) -> list[str]:
-    """The modules whose flows a plan should know."""
+    """The modules whose flows a command should know. From here on they can be imported from the current folder, as the modules
+    of `python -m` are: a script that is installed has its own folder first on the path, and not this one."""
     try:
-        return list(given or load_config(None, {}, os.environ).modules)
+        modules = list(given or load_config(None, {}, os.environ).modules)
     except RelightError as error:
         fail(error)
+    here = str(Path.cwd())
+    if modules and not sys.flags.safe_path and here not in sys.path:  # safe_path: PYTHONSAFEPATH asks for none of that
+        sys.path.insert(0, here)
+    return modules
+
+
+def fail_to_import(error: ImportError) -> NoReturn:
+    """A module of the user, or one that it imports, is not there or is broken."""
+    missing = isinstance(error, ModuleNotFoundError)
+    where = f"; looked in {Path.cwd()} and where Python finds packages" if missing else ""
+    fail(f"a module could not be imported: {error}{where}")

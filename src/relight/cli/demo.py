@@ -221,6 +221,6 @@ class Scene:
         out("[dim]counted from the steps' own ledger of effects, not from Relight's database[/]")
         if kept:
             out(
-                f"\nkept: {self.db} and {self.ledger.path}\nlook: relight show {self.run_id} --db {self.db}",
+                f"\nkept: {self.db} and {self.ledger.path}\nlook: relight show {self.run_id} --db {self.db} --steps",
                 soft_wrap=True,
             )

@@ -6,11 +6,11 @@ such database, no such run). What failed is one line on stderr; stdout carries o
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import typer
 
+import relight
 from relight.cli import recovery
 from relight.cli.demo import demo
 from relight.cli.explain import explain
@@ -30,10 +30,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        try:
-            print(version("relight"))
-        except PackageNotFoundError:  # run from a source tree that was never installed
-            print("unknown")
+        print(relight.__version__)
         raise typer.Exit
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from relight.cli.database import Database, Modules, modules_of
+from relight.cli.database import Database, Modules, fail_to_import, modules_of
 from relight.cli.terminal import fail
 from relight.engine import Relight
 from relight.errors import ConfigError, RelightError
@@ -26,7 +26,7 @@ def orchestrator(
     orchestrator_id: Annotated[
         str | None,
         typer.Option(
-            "--id", metavar="NAME", help="Stable across restarts, one per orchestrator; else the host's name."
+            "--id", metavar="NAME", help="Stable across restarts, another on each machine; else the host's name."
         ),
     ] = None,
     leases: Annotated[str | None, typer.Option("--leases", help="store, none or etcd://host:2379,…")] = None,
@@ -54,7 +54,7 @@ def orchestrator(
     except RelightError as error:
         fail(error)
     except ImportError as error:
-        fail(f"a module could not be imported: {error}")
+        fail_to_import(error)
 
 
 async def _drive(relight: Relight, metrics_port: int | None) -> None:

@@ -92,7 +92,7 @@ def resume(
     """
     with looking(db, modules_of(module)) as rl:
         rl.resume(run)
-        row = rl.get(run).describe()
+        row = rl.call(rl.relight.row(run))
     if as_json:
         print(json.dumps(describe(row), indent=2))
     else:

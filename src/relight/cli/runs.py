@@ -42,8 +42,11 @@ def runs(
         console.print(f"[dim]more than {limit}: raise --limit[/dim]")
 
 
-def describe(run: Run) -> dict[str, Any]:
+def describe(run: Run, *, traceback: bool = False) -> dict[str, Any]:
     """A run's row as JSON: times as ISO 8601 in UTC, payloads as JSON (or the blob that holds them)."""
+    error = payload(run.error, "")
+    if error is not None and not traceback:
+        error.pop("traceback", None)
     return {
         "id": run.id,
         "flow": run.flow,
@@ -59,7 +62,7 @@ def describe(run: Run) -> dict[str, Any]:
         "wake_at": utc_time(run.wake_at),
         "input": payload(run.input, run.input_blob),
         "output": payload(run.output, run.output_blob),
-        "error": payload(run.error, ""),
+        "error": error,
     }
 
 

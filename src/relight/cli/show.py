@@ -1,49 +1,129 @@
-"""`relight show RUN`: one run, its row and what its journal holds."""
+"""`relight show RUN`: one run: a summary, and page by page what its journal holds.
+
+The summary reads the run's row, counts the items of its foreachs, and reads the journal only where that is small. That takes
+milliseconds for tens of thousands of items, and grows with their number.
+"""
 
 from __future__ import annotations
 
 import json
 from typing import Annotated, Any
 
+import msgspec
 import typer
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from relight.blocking import BlockingRelight
 from relight.cli.database import Database, looking
 from relight.cli.runs import describe, local_time, payload, status_text, utc_time
 from relight.cli.terminal import AsJson, make_console
 from relight.errors import CorruptionError, UpgradeRequiredError
-from relight.handle import read_state
-from relight.model.operations import OperationReport, operations
+from relight.handle import MOST_STEPS, SMALL_JOURNAL_BYTES, read_state
+from relight.model.operations import OperationReport, StepPage, count_steps, page
 from relight.model.replay import TreeState
-from relight.model.run import Run
+from relight.model.run import ForeachProgress, Run
+
+SHOWN_FOREACHS = 20
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """Which page of which operations is listed."""
+
+    every_kind: bool
+    failed: bool
+    newest: bool
+    limit: int
+    after: str | None
+
+
+class Found(msgspec.Struct):
+    """What is known of a run. None: the journal was not read for it, being large, or cannot be read (`trouble`)."""
+
+    row: Run
+    progress: list[ForeachProgress]
+    journal_bytes: int
+    now: float
+    state: TreeState | None = None
+    counts: dict[str, int] | None = None
+    page: StepPage | None = None
+    trouble: str | None = None
 
 
 def show(
     run: Annotated[str, typer.Argument(help="The run's id; a child run's id has its root's before the first slash.")],
     db: Database = None,
-    last: Annotated[
-        int, typer.Option(min=0, help="Of more operations than this, show only the last; 0: all. --json has all.")
-    ] = 1000,
+    steps: Annotated[bool, typer.Option("--steps", help="List its steps, those of child runs included.")] = False,
+    every_kind: Annotated[
+        bool, typer.Option("--all", help="List every operation: steps, waits, child runs, items and values.")
+    ] = False,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="List only what has failed, or is tried again after a failure.")
+    ] = False,
+    newest: Annotated[bool, typer.Option("--newest", help="List the newest first.")] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=MOST_STEPS, help="List at most so many.")] = 50,
+    after: Annotated[
+        str | None, typer.Option("--after", metavar="CURSOR", help="List what comes after the last page's next cursor.")
+    ] = None,
+    traceback: Annotated[bool, typer.Option("--traceback", help="With the tracebacks of errors.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show one run: its row, and every operation in its journal."""
+    """Show one run: where it is and how far it has come; its steps with --steps, --all or --failed."""
+    lists = steps or every_kind or failed or newest or after is not None
+    asked = Asked(every_kind=every_kind, failed=failed, newest=newest, limit=limit, after=after)
     with looking(db) as rl:
-        row = rl.get(run).describe()
-        reports: list[OperationReport] = []
-        state: TreeState | None = None
-        trouble: str | None = None
-        try:
-            state = rl.call(read_state(rl.relight, row))
-            reports = operations(state, row, rl.relight.services.clock.now())
-        except (CorruptionError, UpgradeRequiredError) as error:
-            trouble = str(error)
-    now = _generation(row, state)
+        found = _look(rl, run, asked if lists else None)
     if as_json:
-        listed = [operation_as_dict(one) for one in reports]
-        print(json.dumps({**describe(row), **now, "operations": listed, "journal_error": trouble}, indent=2))
-        return
-    _print(row, now, reports, trouble, last or len(reports))
+        print(json.dumps(_as_dict(found, traceback=traceback), indent=2))
+    else:
+        _print(found, asked, traceback=traceback)
+
+
+def _look(rl: BlockingRelight, run: str, asked: Asked | None) -> Found:
+    row = rl.call(rl.relight.row(run))
+    services = rl.relight.services
+    found = Found(
+        row=row,
+        progress=rl.call(services.store.foreach_progress(row.id, row.key_prefix)),
+        journal_bytes=rl.call(services.store.journal_bytes(row.root_id)),
+        now=services.clock.now(),
+    )
+    if asked is None and found.journal_bytes > SMALL_JOURNAL_BYTES:
+        return found
+    try:
+        state = rl.call(read_state(rl.relight, row))
+    except (CorruptionError, UpgradeRequiredError) as error:
+        found.trouble = str(error)
+        return found
+    found.state, found.counts = state, count_steps(state, row, found.now)
+    if asked is not None:
+        found.page = page(
+            state,
+            row,
+            found.now,
+            limit=asked.limit,
+            cursor=asked.after,
+            failed=asked.failed,
+            newest=asked.newest,
+            every_kind=asked.every_kind,
+        )
+    return found
+
+
+def _as_dict(found: Found, *, traceback: bool) -> dict[str, Any]:
+    told = {
+        **describe(found.row, traceback=traceback),
+        **_generation(found.row, found.state),
+        "progress": [msgspec.structs.asdict(one) for one in found.progress],
+        "step_counts": found.counts,
+        "journal_bytes": found.journal_bytes,
+        "journal_error": found.trouble,
+    }
+    if found.page is not None:
+        told["operations"] = [operation_as_dict(one, traceback=traceback) for one in found.page.steps]
+        told["next_cursor"] = found.page.next_cursor
+    return told
 
 
 def _generation(row: Run, state: TreeState | None) -> dict[str, Any]:
@@ -55,7 +135,7 @@ def _generation(row: Run, state: TreeState | None) -> dict[str, Any]:
     return {"generation": state.generation, "generation_input": payload(bytes(created.input), created.input_blob)}
 
 
-def operation_as_dict(one: OperationReport) -> dict[str, Any]:
+def operation_as_dict(one: OperationReport, *, traceback: bool = False) -> dict[str, Any]:
     """An operation as JSON, in the same way as a run's row."""
     return {
         "key": one.key,
@@ -71,18 +151,34 @@ def operation_as_dict(one: OperationReport) -> dict[str, Any]:
         "output": None if one.output is None else payload(one.output, one.output_blob),
         "error": one.error,
         "last_error": one.last_error,
+        **({"traceback": one.traceback} if traceback else {}),
     }
 
 
-def _print(row: Run, now: dict[str, Any], operations: list[OperationReport], trouble: str | None, last: int) -> None:
-    console = make_console()
+def _print(found: Found, asked: Asked, *, traceback: bool) -> None:
+    console, row = make_console(), found.row
+    error = payload(row.error, "")
+    console.print(_facts(found, error))
+    if traceback and error is not None:
+        console.print(f"\n{escape(error.get('traceback', ''))}".rstrip(), soft_wrap=True)
+    if found.trouble is not None:
+        console.print(f"[red]its journal cannot be read:[/red] {escape(found.trouble)}")
+    if found.page is not None:
+        console.print()
+        _print_page(console, found.page, asked, traceback=traceback)
+    elif found.trouble is None:
+        console.print("\n[dim]--steps lists its steps, --all every operation, --failed what has failed[/dim]")
+
+
+def _facts(found: Found, error: Any) -> Table:
+    row, now = found.row, _generation(found.row, found.state)
     facts = Table(show_header=False, box=None, pad_edge=False)
     facts.add_column(style="dim")
     facts.add_column(overflow="fold")
     facts.add_row("run", escape(row.id))
     facts.add_row("flow", escape(row.flow))
     facts.add_row("status", status_text(row))
-    if row.reason:
+    if row.reason and error is None:
         facts.add_row("reason", escape(row.reason))
     facts.add_row("created", local_time(row.created_at))
     facts.add_row("updated", local_time(row.updated_at))
@@ -93,17 +189,36 @@ def _print(row: Run, now: dict[str, Any], operations: list[OperationReport], tro
         facts.add_row("generation", f"{now['generation']}, which began with {escape(_short(now['generation_input']))}")
     if row.output is not None:
         facts.add_row("output", escape(_short(payload(row.output, row.output_blob))))
-    if row.error is not None:
-        error = payload(row.error, "")
+    if error is not None:
         facts.add_row("error", escape(f"{error['type'].rpartition(':')[2]}: {error['message']}"))
-    console.print(facts)
-    if trouble is not None:
-        console.print(f"[red]its journal cannot be read:[/red] {escape(trouble)}")
-    if operations:
-        console.print()
-        if len(operations) > last:
-            console.print(f"[dim]{len(operations) - last} earlier operations are left out; --last 0 shows all[/dim]")
-        console.print(_table(operations[-last:]))
+    for one in found.progress[:SHOWN_FOREACHS]:
+        facts.add_row("items", escape(_progress_text(one)))
+    if len(found.progress) > SHOWN_FOREACHS:
+        facts.add_row("", f"and {len(found.progress) - SHOWN_FOREACHS} more; --json has all of them")
+    if found.counts is not None:
+        facts.add_row("steps", ", ".join(f"{count} {state}" for state, count in found.counts.items()) or "none")
+    elif found.trouble is None:
+        facts.add_row("steps", f"not counted in a journal of {found.journal_bytes / 1e6:.1f} MB; --steps does")
+    return facts
+
+
+def _progress_text(one: ForeachProgress) -> str:
+    total = "" if one.total is None else f" of {one.total}"
+    failed = f", {one.failed} failed" if one.failed else ""
+    return f"{one.done}{total} done{failed} ({one.key})"
+
+
+def _print_page(console: Console, shown: StepPage, asked: Asked, *, traceback: bool) -> None:
+    if not shown.steps:
+        console.print("nothing to list" if asked.after is None else "nothing more")
+        return
+    console.print(_table(shown.steps))
+    if traceback:
+        for one in shown.steps:
+            if one.traceback is not None:
+                console.print(f"\n[bold]{escape(one.key)}[/bold]\n{escape(one.traceback.rstrip())}", soft_wrap=True)
+    if shown.next_cursor is not None:
+        console.print(f"\n[dim]there are more: --after {shown.next_cursor}, or raise --limit[/dim]")
 
 
 def _table(operations: list[OperationReport]) -> Table:

@@ -6,6 +6,7 @@ driven here. A step that is under way is there once it is announced: see `run/lo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import TypeVar
 
@@ -15,8 +16,10 @@ from relight.errors import StoreError
 from relight.model.journal import ErrorRecord
 from relight.model.replay import Ending, Open, Outcome, TreeState
 from relight.model.run import Run
+from relight.model.text import prose
 
 T = TypeVar("T", Open, Outcome)
+REASON_CHARS = 300
 _ENDINGS = {
     Ending.OK: "done",
     Ending.ERROR: "failed",
@@ -46,6 +49,7 @@ class OperationReport(msgspec.Struct, kw_only=True):
     deadline: float | None  # of the attempt under way
     error: str | None  # with which it ended
     last_error: str | None  # of the last attempt that failed and was followed by another
+    traceback: str | None  # of `error`; without one, of `last_error`
     output: bytes | None  # JSON; empty when output_blob names a blob
     output_blob: str
     place: str  # in a listing: see `page`
@@ -60,28 +64,89 @@ class StepPage(msgspec.Struct, kw_only=True, frozen=True):
 
 def operations(state: TreeState, row: Run, now: float) -> list[OperationReport]:
     """Everything recorded in this run (its child runs included): what has ended, in the order of that, then what has not."""
-    prefix = "" if row.is_root else row.id.removeprefix(row.root_id + "/") + "/"
-    ended = sorted(_inside(state.outcomes, prefix), key=lambda pair: pair[1].sequence)
-    begun = sorted(_inside(state.open, prefix), key=lambda pair: pair[1].sequence)
-    reports = [_ended(key, outcome) for key, outcome in ended]
-    left = "" in state.outcomes
-    driven = row.owner is not None or not row.is_root  # a child run's row does not tell
-    return reports + [_begun(key, one, now, driven=driven, left=left) for key, one in begun]
+    everything = len(state.outcomes) + len(state.open) + 1
+    return page(state, row, now, limit=everything, every_kind=True).steps
 
 
-def page(found: list[OperationReport], limit: int, cursor: str | None) -> StepPage:
-    """The steps of these that come after the cursor. What ends between two pages comes on a later one, since it ends last."""
-    steps = [one for one in found if one.kind == "step"]
+def page(
+    state: TreeState,
+    row: Run,
+    now: float,
+    *,
+    limit: int,
+    cursor: str | None = None,
+    failed: bool = False,
+    newest: bool = False,
+    every_kind: bool = False,
+) -> StepPage:
+    """The steps (or operations of every kind) of this run that come after the cursor, in the order of `operations`, or with the
+    `newest` first. Only a page of them is turned into reports. What ends between two pages comes on a later one, since it ends
+    last. `failed`: only those that have ended with an error, or are tried again after one."""
+    prefix = row.key_prefix
+    found: list[tuple[tuple[bool, int], str, Outcome | Open]] = [
+        ((False, one.sequence), key, one)
+        for key, one in _inside(state.outcomes, prefix)
+        if (every_kind or one.kind == "step") and (not failed or one.ending is Ending.ERROR)
+    ]
+    found += [
+        ((True, one.sequence), key, one)
+        for key, one in _inside(state.open, prefix)
+        if (every_kind or one.kind == "step") and (not failed or one.last_error is not None)
+    ]
     if cursor is not None:
         after = _place(cursor)
-        steps = [one for one in steps if _place(one.place) > after]
-    more = len(steps) > limit
-    return StepPage(steps=steps[:limit], next_cursor=steps[limit - 1].place if more else None)
+        found = [one for one in found if (one[0] < after if newest else one[0] > after)]
+    found.sort(key=lambda one: one[0], reverse=newest)
+    shown = _reports(found[:limit], state, row, now)
+    return StepPage(steps=shown, next_cursor=shown[-1].place if len(found) > limit else None)
+
+
+def unfinished_steps(state: TreeState, row: Run, now: float) -> list[OperationReport]:
+    """Those that have begun and not ended, as far as that is journaled. What has ended is not looked at."""
+    found: list[tuple[tuple[bool, int], str, Outcome | Open]] = [
+        ((True, one.sequence), key, one) for key, one in _inside(state.open, row.key_prefix) if one.kind == "step"
+    ]
+    return _reports(sorted(found, key=lambda one: one[0]), state, row, now)
+
+
+def count_steps(state: TreeState, row: Run, now: float) -> dict[str, int]:
+    """How many steps of this run, its child runs included, are in which state."""
+    prefix = row.key_prefix
+    ended = (_ENDINGS[one.ending] for _, one in _inside(state.outcomes, prefix) if one.kind == "step")
+    left, driven = _left_or_driven(state, row)
+    begun = (one for _, one in _inside(state.open, prefix) if one.kind == "step")
+    return dict(Counter((*ended, *(_state(one, now, driven=driven, left=left) for one in begun))))
 
 
 def error_text(error: ErrorRecord | None) -> str | None:
     """An error on one line."""
     return None if error is None else f"{error.type.rpartition(':')[2]}: {error.message}"
+
+
+def failure_reason(error: ErrorRecord) -> str:
+    """Why a run has failed, for its row: the beginning of its error. The whole of it is beside it."""
+    text = " ".join(prose(error_text(error) or "").split())
+    return text if len(text) <= REASON_CHARS else text[: REASON_CHARS - 1] + "…"
+
+
+def _left_or_driven(state: TreeState, row: Run) -> tuple[bool, bool]:
+    """Whether the run has ended without what is open, and whether somebody drives it. A child run's row does not tell."""
+    return "" in state.outcomes, row.owner is not None or not row.is_root
+
+
+def _reports(
+    found: list[tuple[tuple[bool, int], str, Outcome | Open]], state: TreeState, row: Run, now: float
+) -> list[OperationReport]:
+    left, driven = _left_or_driven(state, row)
+    return [
+        _ended(key, one) if isinstance(one, Outcome) else _begun(key, one, now, driven=driven, left=left)
+        for _, key, one in found
+    ]
+
+
+def _traceback(error: ErrorRecord | None, last_error: ErrorRecord | None) -> str | None:
+    shown = error or last_error
+    return shown.traceback or None if shown is not None else None
 
 
 def _inside(table: dict[str, T], prefix: str) -> Iterator[tuple[str, T]]:
@@ -111,6 +176,7 @@ def _ended(key: str, outcome: Outcome) -> OperationReport:
         deadline=None,
         error=error_text(outcome.error),
         last_error=error_text(outcome.last_error),
+        traceback=_traceback(outcome.error, outcome.last_error),
         output=bytes(outcome.output) if ok else None,
         output_blob=outcome.blob if ok else "",
         place=f"ended:{outcome.sequence}",
@@ -132,6 +198,7 @@ def _begun(key: str, begun: Open, now: float, *, driven: bool, left: bool) -> Op
         deadline=begun.deadline,
         error=None,
         last_error=error_text(begun.last_error),
+        traceback=_traceback(None, begun.last_error),
         output=None,
         output_blob="",
         place=f"open:{begun.sequence}",

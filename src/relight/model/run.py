@@ -75,6 +75,11 @@ class Run(msgspec.Struct, kw_only=True):
     def is_root(self) -> bool:
         return self.id == self.root_id
 
+    @property
+    def key_prefix(self) -> str:
+        """How the keys of its operations begin: with its own key in its tree, and a slash."""
+        return "" if self.is_root else self.id.removeprefix(self.root_id + "/") + "/"
+
 
 _STATUSES: dict[str, Status] = {status.value: status for status in Status}
 _HOLDS: dict[str | None, Hold | None] = {None: None, **{hold.value: hold for hold in Hold}}
@@ -153,6 +158,37 @@ class ItemResult(msgspec.Struct, kw_only=True):
     digest: str  # the item's fingerprint
     output: bytes = b"null"
     output_blob: str = ""
+
+
+class ForeachProgress(msgspec.Struct, kw_only=True, frozen=True):
+    """How far one foreach of a run has come."""
+
+    key: str
+    done: int  # items that have finished
+    failed: int = 0  # items whose function has raised, since the foreach was called last
+    total: int | None = None  # None: a version that did not write it down has begun this foreach
+
+
+class _Totals(msgspec.Struct):
+    total: int
+    failed: int
+
+
+TOTALS_INDEX = -1  # of the row that a foreach has among its items: how many there are, and how many have failed
+
+
+def totals_row(run_id: str, key: str, total: int, failed: int) -> ItemResult:
+    """What a foreach writes down about itself, to be read beside its items. It replaces what it wrote before."""
+    totals = msgspec.json.encode(_Totals(total, failed))
+    return ItemResult(run_id=run_id, key=key, index=TOTALS_INDEX, digest="", output=totals)
+
+
+def progress_of(key: str, done: int, totals: bytes | None) -> ForeachProgress:
+    """From the number of a foreach's items and the content of its `totals_row`."""
+    if totals is None:
+        return ForeachProgress(key=key, done=done)
+    known = msgspec.json.decode(totals, type=_Totals)
+    return ForeachProgress(key=key, done=done, failed=known.failed, total=known.total)
 
 
 class LogLine(msgspec.Struct, kw_only=True):

@@ -47,7 +47,7 @@ import msgspec
 
 from relight.model.journal import Journal
 from relight.model.lease import Process, Session
-from relight.model.run import Hold, ItemResult, LogLine, Message, News, Page, Run, RunChange, RunFilter
+from relight.model.run import ForeachProgress, Hold, ItemResult, LogLine, Message, News, Page, Run, RunChange, RunFilter
 from relight.supervisor import Supervisor
 
 _NO_BLOBS: Mapping[str, bytes] = MappingProxyType({})
@@ -276,6 +276,12 @@ class MetadataStore(Protocol):
         """Finished foreach items of a run, by foreach key and index."""
         ...
 
+    async def foreach_progress(self, run_id: str, prefix: str = "") -> list[ForeachProgress]:
+        """How far each foreach of a run has come, by foreach key; not those inside an item of another, whose keys have a bracket
+        behind `prefix`, with which all keys of the run begin. Items are counted, and their results are not read: it takes
+        milliseconds for tens of thousands of items."""
+        ...
+
 
 class BlobStore(Protocol):
     """Content-addressed bytes: the key is the SHA-256 of the content, so storing twice stores once."""
@@ -312,6 +318,10 @@ class ExecutionJournal(Protocol):
 
     async def get_checkpoint(self, root_id: str) -> int | None:
         """The sequence of the latest checkpoint."""
+        ...
+
+    async def journal_bytes(self, root_id: str) -> int:
+        """How many bytes `read` would read of this root: its checkpoint and the entries after it. They are not read for that."""
         ...
 
     async def list_active_roots(self, owner: str, after: str | None, limit: int) -> list[Run]:

@@ -95,7 +95,9 @@ class Writer:
         self.lost = False  # nothing of this writer is written any more: see fenced and failed
         self.fenced = False  # another owner has the run: nothing of ours is written any more
         self.failed: BaseException | None = None  # the recorder gave up on a draft of this writer
-        self.notes: dict[str, Event] = {}  # entries that ride with the next draft, by key
+        self.notes: dict[
+            str, Event | ItemResult
+        ] = {}  # what rides with the next draft: entries by key, and totals of foreachs
         self._recorder = recorder
         self._draft: Commit | None = None
         self._waiters: Waiters = None  # of the draft
@@ -171,7 +173,11 @@ class Writer:
     def flush(self) -> None:
         """Put the notes into the draft."""
         notes, self.notes = self.notes, {}
-        self.draft.entries.extend(encode_event(event) for event in notes.values())
+        for note in notes.values():
+            if isinstance(note, ItemResult):
+                self.item(note)
+            else:
+                self.draft.entries.append(encode_event(note))
 
     def change(self, change: RunChange) -> None:
         """A new status of a run of this tree."""
@@ -202,6 +208,10 @@ class Writer:
 
     def item(self, item: ItemResult) -> None:
         self._also(items=[*self.draft.extras.items, item])
+
+    def note_totals(self, totals: ItemResult) -> None:
+        """How many items a foreach has (`totals_row`): not worth a commit of its own, and replaced by what it says next."""
+        self.notes[f"{totals.run_id}\0{totals.key}"] = totals  # no key of an entry has a NUL
 
     def cut_items(self, run_id: str, key: str, index: int) -> None:
         """The items of a foreach from this index on no longer count."""

@@ -8,7 +8,7 @@ import msgspec
 
 from relight.model.decisions import Action
 from relight.model.journal import ErrorRecord
-from relight.model.operations import OperationReport, error_text, operations
+from relight.model.operations import OperationReport, error_text, unfinished_steps
 from relight.model.replay import Open, TreeState
 from relight.model.run import RESUMED_BY_HAND, SERVER_LOG, Hold, LogLine, Message, Run, Status
 from relight.recovery.plan import Known, Planned, in_flight, know_one, planned
@@ -237,9 +237,7 @@ def _input(state: TreeState | None) -> str:
 
 def _steps(state: TreeState, row: Run, now: float) -> list[OperationReport]:
     """Those that are under way, as far as that is journaled, or wait for their next attempt."""
-    return [
-        one for one in operations(state, row, now) if one.kind == "step" and one.ended_at is None and one.state in _OPEN
-    ]
+    return [one for one in unfinished_steps(state, row, now) if one.state in _OPEN]
 
 
 def _place(state: TreeState | None, now: float) -> str:

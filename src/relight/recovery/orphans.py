@@ -19,6 +19,7 @@ from relight.model.decisions import Action, decide
 from relight.model.lease import Orphaned, Session, name_of
 from relight.model.run import Run
 from relight.ownership.liveness import Presence, is_alive, presence_of
+from relight.process import is_of_this_machine
 from relight.recovery.facts import facts_of
 from relight.recovery.memory import RunsInMemory
 from relight.recovery.take_up import Death, take_up
@@ -129,7 +130,7 @@ class OrphanRecovery:
                 continue
             if not is_alive(session):
                 await self._end_session(session)
-            elif starting and session.name == name_of(self._services.owner):
+            elif starting and session.name == name_of(self._services.owner) and not self._may_share(session):
                 self._say_shared(session)
         return presence
 
@@ -137,6 +138,12 @@ class OrphanRecovery:
         log(logging.WARNING, Token.OWNER_DEAD, f"{session.owner}: its process {session.process.pid} is gone")
         self._said_dead.add(session.owner)
         await self._services.keeper.call(lambda leases: leases.end_session(session.owner))
+
+    def _may_share(self, session: Session) -> bool:
+        """Whether this session may have our name. The workers of one server have one configuration, and so one name. That harms
+        nothing on one machine, where a death is seen by the process and not by the name; and without an orchestrator_id the
+        name is that of the machine."""
+        return self._services.config.orchestrator_id is None or is_of_this_machine(session.process)
 
     def _say_shared(self, session: Session) -> None:
         log(

@@ -20,6 +20,7 @@ from relight.model import journal as j
 from relight.model.decisions import Action, Decision, Facts, decide
 from relight.model.journal import Journal
 from relight.model.lease import OwnedBy, Session
+from relight.model.operations import failure_reason
 from relight.model.replay import TreeState, restore
 from relight.model.run import Hold, Message, MessageKind, Run, RunChange, Status
 from relight.recovery import unreadable, upgrades
@@ -383,11 +384,12 @@ def _finish(run: LiveRun, state: TreeState, decision: Decision) -> None:
     log(logging.WARNING, Token.RUN_FINISHED, f"run {run.id}: {decision.reason}")
     status = ENDINGS[outcome.ending]
     cancelled = state.cancelled.reason if state.cancelled is not None else "cancelled"
+    failed = "" if outcome.error is None else failure_reason(outcome.error)
     fields = {
         "output": bytes(outcome.output) if status is Status.COMPLETED else None,
         "output_blob": outcome.blob,
         "error": msgspec.json.encode(outcome.error) if outcome.error is not None else None,
-        "reason": cancelled if status is Status.CANCELLED else "",
+        "reason": cancelled if status is Status.CANCELLED else failed,
     }
     run.log(Token.RUN_FINISHED, decision.reason)
     leaving.end(run, status, run.services.clock.now(), **fields)

@@ -13,6 +13,7 @@ from relight.flow.payloads import rebuild_error, record_error
 from relight.flow.scope import Scope, here
 from relight.model import journal as j
 from relight.model.blob import blob_digest
+from relight.model.operations import failure_reason
 from relight.model.replay import Outcome
 from relight.model.run import Run, RunChange, Status
 from relight.run import cancel, execute, step_bodies
@@ -103,7 +104,7 @@ async def _ended_badly(run: LiveRun, scope: Scope, key: str, error: BaseExceptio
 
         def record(end: Operation) -> None:
             run.record(j.RunFailed(key, failure, run.services.clock.now()), end)
-            _end(run, key, Status.FAILED, error=msgspec.json.encode(failure))
+            _end(run, key, Status.FAILED, error=msgspec.json.encode(failure), reason=failure_reason(failure))
 
         await run.asked(_End(run, scope, key, record))
     run.host.notify_watchers(run.run_id(key))

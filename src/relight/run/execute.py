@@ -26,6 +26,7 @@ from relight.flow.definitions import Flow
 from relight.flow.payloads import record_error
 from relight.flow.scope import CURRENT, Scope
 from relight.model import journal as j
+from relight.model.operations import failure_reason
 from relight.model.replay import Open, restore
 from relight.model.run import Hold
 from relight.run import leaving, next_generation, replaying, step_bodies, waits
@@ -355,7 +356,8 @@ def _conclude(run: LiveRun, value: Any, failure: BaseException | None) -> None:
             leaving.conclude(run, j.RunCompleted("", output, blob, now), output=b"" if blob else data, output_blob=blob)
         else:
             record = record_error(step_bodies.recordable(failure, f"flow {run.row.flow!r}"))
-            leaving.conclude(run, j.RunFailed("", record, now), error=msgspec.json.encode(record))
+            event, reason = j.RunFailed("", record, now), failure_reason(record)
+            leaving.conclude(run, event, error=msgspec.json.encode(record), reason=reason)
 
 
 def _end_is_durable(run: LiveRun) -> None:

@@ -17,7 +17,7 @@ from relight.flow.payloads import ValueCodec
 from relight.flow.scope import CURRENT, Scope, here
 from relight.model.journal import ItemCompleted
 from relight.model.replay import Outcome, item_index, item_scope
-from relight.model.run import ItemResult
+from relight.model.run import ItemResult, totals_row
 from relight.run import cancel, replaying
 from relight.run.operation import Finished, Operation, Recorded
 from relight.run.steps import StepOperation
@@ -48,6 +48,8 @@ async def foreach(
     todo = [_Item(key, index, value, digest) for index, (value, digest) in enumerate(_digests(key, items, each))]
     codec = each.result if isinstance(each, Definition) else ValueCodec(return_annotation(each), f"result of {key}")
     _forget_changed(run, scope, key, todo, sequential=concurrency == 1)
+    if run.replay is None or not run.replay.items_have_ended(key, (item.scope_path for item in todo)):
+        _note_totals(run, scope, key, len(todo), 0)
     results: list[Any] = [None] * len(todo)
     pending = iter(todo)
     failures: list[BaseException] = []
@@ -61,6 +63,8 @@ async def foreach(
                 results[item.index] = await _one(run, scope, key, item, each, codec, thread)
             except BaseException as error:  # noqa: BLE001 - raised below, once the other branches have ended
                 failures.append(error)
+                if isinstance(error, Exception):  # not one that takes the run out of memory, or cancels it
+                    _note_totals(run, scope, key, len(todo), sum(isinstance(one, Exception) for one in failures))
                 return
 
     if concurrency == 1 or len(todo) <= 1:
@@ -71,6 +75,13 @@ async def foreach(
         # Items under way were left to finish, so that the journal holds them; an Unwind outweighs an item's own error.
         raise next((error for error in failures if isinstance(error, Unwind)), failures[0])
     return results
+
+
+def _note_totals(run: LiveRun, scope: Scope, key: str, total: int, failed: int) -> None:
+    """For those who look at the run: how many items there are, and how many have failed. It rides with the next commit; if it is
+    lost in a crash, replay comes by here again."""
+    totals = totals_row(run.run_id(scope.run_key), key, total, failed)
+    run.when_live(lambda: run.writer.note_totals(totals))
 
 
 def _digests(key: str, items: list[Any], each: Any) -> Iterator[tuple[Any, str]]:

@@ -173,6 +173,11 @@ class Replay:
                     self._items.setdefault(scope[: scope.rindex("[")], {}).setdefault(scope, scope in self.boxes)
         return self._items.get(foreach, {})
 
+    def items_have_ended(self, foreach: str, scopes: Iterable[str]) -> bool:
+        """Whether the journal has the ends of all these items."""
+        known = self.items_of(foreach)
+        return all(known.get(scope) for scope in scopes)
+
     def loosen(self, foreach: str) -> None:
         """This foreach goes another way than before: what is recorded of its items is kept, and no longer told in its turn."""
         inside = foreach + "["

@@ -15,7 +15,18 @@ from relight.clock import SYSTEM_CLOCK
 from relight.errors import StoreUnavailableError
 from relight.model import journal as j
 from relight.model.lease import Process, Session
-from relight.model.run import Hold, ItemResult, LogLine, Message, News, Page, Run, RunChange, RunFilter
+from relight.model.run import (
+    ForeachProgress,
+    Hold,
+    ItemResult,
+    LogLine,
+    Message,
+    News,
+    Page,
+    Run,
+    RunChange,
+    RunFilter,
+)
 from relight.ports.store import Commit, CommitResult, Committed, Store
 from relight.supervisor import Supervisor
 from relight.testing.ledger import Ledger, Line
@@ -28,8 +39,9 @@ Mode = Literal["before", "after", "raise", "refuse", "during", "stall", "count"]
 
 # Operations that change nothing: a death after one of them leaves what a death before it leaves.
 READS = frozenset({
-    "get_run", "get_runs", "list_runs", "item_results", "owners", "now", "due", "next_due", "held", "inbox", "messages_after",
-    "newest_message", "read_log", "get_blob", "read", "read_from", "latest_sequence", "get_checkpoint", "list_active_roots",
+    "get_run", "get_runs", "list_runs", "item_results", "foreach_progress", "owners", "now", "due", "next_due", "held", "inbox",
+    "messages_after", "newest_message", "read_log", "get_blob", "read", "read_from", "latest_sequence", "get_checkpoint",
+    "journal_bytes", "list_active_roots",
     "leases.get_lease", "leases.list_orchestrators", "leases.listed_since", "sessions", "lease_manager",
 })  # fmt: skip
 
@@ -278,6 +290,9 @@ class CrashingStore:
     async def item_results(self, run_id: str, key: str | None = None) -> list[ItemResult]:
         return await self._do("item_results", self._inner.item_results(run_id, key))
 
+    async def foreach_progress(self, run_id: str, prefix: str = "") -> list[ForeachProgress]:
+        return await self._do("foreach_progress", self._inner.foreach_progress(run_id, prefix))
+
     async def put_blob(self, data: bytes) -> str:
         return await self._do("put_blob", self._inner.put_blob(data))
 
@@ -298,6 +313,9 @@ class CrashingStore:
 
     async def get_checkpoint(self, root_id: str) -> int | None:
         return await self._do("get_checkpoint", self._inner.get_checkpoint(root_id))
+
+    async def journal_bytes(self, root_id: str) -> int:
+        return await self._do("journal_bytes", self._inner.journal_bytes(root_id))
 
     async def list_active_roots(self, owner: str, after: str | None, limit: int) -> list[Run]:
         return await self._do("list_active_roots", self._inner.list_active_roots(owner, after, limit))

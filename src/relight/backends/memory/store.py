@@ -16,6 +16,8 @@ from relight.errors import CorruptionError
 from relight.model.journal import Journal
 from relight.model.lease import Process, Session
 from relight.model.run import (
+    TOTALS_INDEX,
+    ForeachProgress,
     Hold,
     ItemResult,
     LogLine,
@@ -28,6 +30,7 @@ from relight.model.run import (
     Status,
     cursor_from,
     parse_cursor,
+    progress_of,
 )
 from relight.model.sharing import share
 from relight.model.text import check_filter
@@ -213,8 +216,18 @@ class MemoryStore:
 
     async def item_results(self, run_id: str, key: str | None = None) -> list[ItemResult]:
         items = self.data.items.items()
-        found = [item for (run, foreach, _), item in items if run == run_id and key in (None, foreach)]
+        found = [item for (run, foreach, n), item in items if run == run_id and key in (None, foreach) and n >= 0]
         return [copy(item) for item in sorted(found, key=lambda item: (item.key, item.index))]
+
+    async def foreach_progress(self, run_id: str, prefix: str = "") -> list[ForeachProgress]:
+        done: dict[str, int] = {}
+        totals: dict[str, bytes] = {}
+        for (run, key, index), item in self.data.items.items():
+            if run == run_id and "[" not in key[len(prefix) :]:  # else it is inside an item of another
+                done[key] = done.get(key, 0) + (index >= 0)
+                if index == TOTALS_INDEX:
+                    totals[key] = item.output
+        return [progress_of(key, done[key], totals.get(key)) for key in sorted(done)]
 
     # ---- blobs
 
@@ -257,6 +270,13 @@ class MemoryStore:
     async def get_checkpoint(self, root_id: str) -> int | None:
         tree = self.trees.get(root_id)
         return None if tree is None or tree.state is None else tree.base
+
+    async def journal_bytes(self, root_id: str) -> int:
+        journal = self._journal(root_id)
+        if isinstance(journal, Exception):
+            return 0
+        state = b"" if journal.checkpoint is None else journal.checkpoint.state
+        return len(state) + sum(len(entry.event) for entry in journal.entries)
 
 
 def _age(run: Run) -> tuple[float, str]:

@@ -169,7 +169,22 @@ WHERE r.id = $1 ORDER BY l.id DESC LIMIT $4;
 
 -- name: items
 SELECT run_id, key, index, digest, output, output_blob FROM relight.items
-WHERE run_id = $1 AND ($2::text IS NULL OR key = $2) ORDER BY key, index;
+WHERE run_id = $1 AND ($2::text IS NULL OR key = $2) AND index >= 0 ORDER BY key, index;
+
+-- name: foreach_progress
+-- A key with a bracket behind the prefix is that of a foreach inside an item of another. Items are counted by the index alone.
+WITH done AS (
+    SELECT key, count(*) AS items FROM relight.items WHERE run_id = $1 AND index >= 0
+    GROUP BY key HAVING strpos(substr(key, length($2::text) + 1), '[') = 0),
+totals AS (
+    SELECT key, output FROM relight.items
+    WHERE run_id = $1 AND index = -1 AND strpos(substr(key, length($2::text) + 1), '[') = 0)
+SELECT key, coalesce(done.items, 0), totals.output FROM totals FULL JOIN done USING (key) ORDER BY key;
+
+-- name: journal_bytes
+SELECT coalesce((SELECT octet_length(state) FROM relight.checkpoints WHERE run = r.key), 0)
+    + coalesce((SELECT sum(octet_length(event)) FROM relight.journal WHERE run = r.key), 0)::bigint
+FROM relight.runs AS r WHERE r.id = $1;
 
 -- name: get_blob
 SELECT data FROM relight.blobs WHERE digest = $1;

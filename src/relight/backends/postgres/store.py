@@ -33,7 +33,19 @@ from relight.clock import SYSTEM_ENTROPY, Clock
 from relight.errors import StoreUnavailableError
 from relight.model.journal import Journal
 from relight.model.lease import Process, Session, session_from
-from relight.model.run import Hold, ItemResult, LogLine, Message, News, Page, Run, RunChange, RunFilter
+from relight.model.run import (
+    ForeachProgress,
+    Hold,
+    ItemResult,
+    LogLine,
+    Message,
+    News,
+    Page,
+    Run,
+    RunChange,
+    RunFilter,
+    progress_of,
+)
 from relight.model.text import storable
 from relight.ports.store import KEPT_DEDUPS, Commit, CommitResult
 from relight.supervisor import Supervisor
@@ -236,6 +248,11 @@ class PostgresStore:
             return []
         return [item_from(row) for row in await self._pool.fetch(self._sql["items"], run_id, key)]
 
+    async def foreach_progress(self, run_id: str, prefix: str = "") -> list[ForeachProgress]:
+        if not storable(run_id):
+            return []
+        return [progress_of(*row) for row in await self._pool.fetch(self._sql["foreach_progress"], run_id, prefix)]
+
     # ---- blobs
 
     async def put_blob(self, data: bytes) -> str:
@@ -266,3 +283,6 @@ class PostgresStore:
     async def get_checkpoint(self, root_id: str) -> int | None:
         sequence: int | None = await self._pool.value(self._sql["checkpoint_sequence"], root_id)
         return sequence
+
+    async def journal_bytes(self, root_id: str) -> int:
+        return (await self._pool.value(self._sql["journal_bytes"], root_id) or 0) if storable(root_id) else 0

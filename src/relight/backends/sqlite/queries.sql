@@ -281,10 +281,21 @@ WHERE r.id = ?1 ORDER BY l.id DESC LIMIT ?4;
 
 -- name: items
 SELECT run_id, key, "index", digest, output, output_blob FROM items
-WHERE run_id = ?1 AND key = ?2 ORDER BY key, "index";
+WHERE run_id = ?1 AND key = ?2 AND "index" >= 0 ORDER BY key, "index";
 
 -- name: all_items
-SELECT run_id, key, "index", digest, output, output_blob FROM items WHERE run_id = ?1 ORDER BY key, "index";
+SELECT run_id, key, "index", digest, output, output_blob FROM items
+WHERE run_id = ?1 AND "index" >= 0 ORDER BY key, "index";
+
+-- name: foreach_progress
+-- A key with a bracket behind the prefix is that of a foreach inside an item of another.
+SELECT key, count(*) FILTER (WHERE "index" >= 0), max(output) FILTER (WHERE "index" = -1) FROM items
+WHERE run_id = ?1 GROUP BY key HAVING instr(substr(key, length(?2) + 1), '[') = 0 ORDER BY key;
+
+-- name: journal_bytes
+SELECT coalesce((SELECT length(state) FROM checkpoints WHERE run = r.key), 0)
+    + coalesce((SELECT sum(length(event)) FROM journal WHERE run = r.key), 0)
+FROM runs AS r WHERE r.id = ?;
 
 -- name: get_blob
 SELECT data FROM blobs WHERE digest = ?;

@@ -15,7 +15,19 @@ from relight.backends.sqlite.queries import SQL
 from relight.backends.sqlite.rows import json_array, log_from
 from relight.errors import CorruptionError
 from relight.model.journal import Entry, Journal
-from relight.model.run import ItemResult, LogLine, Message, Page, Run, RunFilter, Status, cursor_from, parse_cursor
+from relight.model.run import (
+    ForeachProgress,
+    ItemResult,
+    LogLine,
+    Message,
+    Page,
+    Run,
+    RunFilter,
+    Status,
+    cursor_from,
+    parse_cursor,
+    progress_of,
+)
 
 # Journals read by one query. More would save little; this many, of a thousand entries each, still fit in memory.
 ROOTS_PER_QUERY = 64
@@ -48,6 +60,11 @@ def item_results(db: apsw.Connection, run_id: str, key: str | None) -> list[Item
     """Of one foreach, or of all of a run's."""
     found = rows(db, "all_items", (run_id,)) if key is None else rows(db, "items", (run_id, key))
     return [item_from(row) for row in found]
+
+
+def foreach_progress(db: apsw.Connection, run_id: str, prefix: str) -> list[ForeachProgress]:
+    """Of all foreachs of a run that are not inside another."""
+    return [progress_of(*row) for row in rows(db, "foreach_progress", (run_id, prefix))]
 
 
 def log(

@@ -34,7 +34,18 @@ from relight.clock import Clock
 from relight.errors import StoreError, StoreUnavailableError
 from relight.model.journal import Journal
 from relight.model.lease import Process, Session, session_from
-from relight.model.run import Hold, ItemResult, LogLine, Message, News, Page, Run, RunChange, RunFilter
+from relight.model.run import (
+    ForeachProgress,
+    Hold,
+    ItemResult,
+    LogLine,
+    Message,
+    News,
+    Page,
+    Run,
+    RunChange,
+    RunFilter,
+)
 from relight.model.text import check_filter, check_rows, storable
 from relight.ports.store import Commit, CommitResult
 from relight.supervisor import Supervisor
@@ -280,6 +291,9 @@ class SqliteStore:
     async def item_results(self, run_id: str, key: str | None = None) -> list[ItemResult]:
         return await self._read(lambda db: read.item_results(db, run_id, key)) if storable(run_id) else []
 
+    async def foreach_progress(self, run_id: str, prefix: str = "") -> list[ForeachProgress]:
+        return await self._read(lambda db: read.foreach_progress(db, run_id, prefix)) if storable(run_id) else []
+
     # ---- blobs
 
     async def put_blob(self, data: bytes) -> str:
@@ -306,6 +320,9 @@ class SqliteStore:
     async def get_checkpoint(self, root_id: str) -> int | None:
         root = await self._read(lambda db: read.root(db, root_id))
         return (root.checkpoint or None) if root else None
+
+    async def journal_bytes(self, root_id: str) -> int:
+        return await self._read(lambda db: read.value(db, "journal_bytes", (root_id,)) or 0) if storable(root_id) else 0
 
 
 def _nothing(db: apsw.Connection) -> None:

@@ -6,7 +6,7 @@ from hashlib import sha256
 
 import msgspec
 
-from relight.model.run import SERVER_LOG, ItemResult, LogLine, Run, Status
+from relight.model.run import SERVER_LOG, ForeachProgress, ItemResult, LogLine, Run, Status, totals_row
 from relight.ports.store import Committed, Fenced, Store
 from relight.testing.conformance.build import (
     START,
@@ -63,6 +63,34 @@ class ContentSuite(Suite):
         assert await store.item_results("run", "c") == []
         await commit_one(store, appending(run, 1, b"2", items=[item("a", 9, b"2")]))
         assert await store.item_results("run", "a") == [item("a", 2), item("a", 9, b"2"), item("a", 10)]
+
+    async def test_how_far_each_foreach_has_come(self, store: Store) -> None:
+        run = new_run()
+        child: Run = child_of(run, "sub")
+        items = [
+            totals_row("run", "b", 7, 0),
+            *(item("b", n) for n in (0, 4, 2)),
+            item("c", 0),  # of a version that wrote no totals
+            totals_row("run", "d", 0, 0),
+            totals_row("run", "b[0@d0]/e", 5, 0),  # inside an item
+            item("b[0@d0]/e", 0),
+            totals_row(child.id, "b[1@d1]/sub/b", 1, 0),
+        ]
+        await commit_one(store, creation(run, runs=[child], items=items))
+        assert await store.foreach_progress("run") == [
+            ForeachProgress(key="b", done=3, failed=0, total=7),
+            ForeachProgress(key="c", done=1, failed=0, total=None),
+            ForeachProgress(key="d", done=0, failed=0, total=0),
+        ]
+        within = ForeachProgress(key="b[1@d1]/sub/b", done=0, failed=0, total=1)
+        assert await store.foreach_progress(child.id, "b[1@d1]/sub/") == [within]
+        assert await store.foreach_progress(child.id) == []
+        assert await store.foreach_progress("nobody") == await store.foreach_progress("\0") == []
+        assert {found.index for found in await store.item_results("run")} == {0, 2, 4}
+        assert [found.index for found in await store.item_results("run", "b")] == [0, 2, 4]
+        again = appending(run, 1, b"2", cut_items=[("run", "b", 0)], items=[totals_row("run", "b", 9, 2), item("b", 1)])
+        await commit_one(store, again)
+        assert (await store.foreach_progress("run"))[0] == ForeachProgress(key="b", done=1, failed=2, total=9)
 
     async def test_cutting_drops_a_foreachs_items_from_there_on(self, store: Store) -> None:
         run = new_run()

@@ -80,7 +80,10 @@ class JournalSuite(Suite):
         await commit_one(store, creation(run, b"1", b"2", b"3"))
         assert await store.get_checkpoint("run") is None
         assert await store.get_checkpoint("nobody") is None
+        assert await store.journal_bytes("run") == 3
         assert await store.checkpoint("run", 1, 2, b"\x00state\xff")
+        assert await store.journal_bytes("run") == 7 + 1
+        assert await store.journal_bytes("nobody") == await store.journal_bytes("\0") == 0
         assert await store.get_checkpoint("run") == 2
         journal = await journal_of(store, "run")
         assert journal.checkpoint is not None

@@ -1,0 +1,178 @@
+"""How far a run has come, for those who look at it: by foreach, and without reading what it has done."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from relight import Handle, Relight, Retry, RunFailedError, continue_as, flow, foreach, step
+from relight.model.run import ForeachProgress
+from tests.flows.world import World, until
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def progress(done: int, total: int | None, failed: int = 0, key: str = "$foreach") -> ForeachProgress:
+    return ForeachProgress(key=key, done=done, failed=failed, total=total)
+
+
+class Gates:
+    """A step per number that waits until it may go on, or fails."""
+
+    def __init__(self, count: int) -> None:
+        self.gates = [asyncio.Event() for _ in range(count)]
+        self.bad: set[int] = set()
+
+        @step
+        async def work(n: int) -> int:
+            await self.gates[n].wait()
+            if n in self.bad:
+                raise ValueError(f"bad {n}")
+            return n
+
+        self.work = work
+
+    def open(self, *numbers: int) -> None:
+        for number in numbers or range(len(self.gates)):
+            self.gates[number].set()
+
+
+async def done(run: Handle[Any], count: int) -> bool:
+    return sum(one.done for one in await run.progress()) == count
+
+
+async def test_a_foreach_tells_how_far_it_is(world: World):
+    gates = Gates(4)
+
+    @flow
+    async def many() -> int:
+        return len(await foreach(range(4), gates.work, concurrency=4)) + len(await foreach([], gates.work))
+
+    rl = await world.open()
+    run = await rl.start(many.with_id("r"))
+    gates.open(2, 0)
+    await until(lambda: done(run, 2))
+    assert await run.progress() == [progress(2, 4)]
+    gates.open()
+    assert await run.result() == 4
+    assert await run.progress() == [progress(4, 4), progress(0, 0, key="$foreach:1")]
+    assert [item.index for item in await rl.items("r")] == [0, 1, 2, 3]
+
+
+async def test_what_has_failed_is_counted_and_forgotten_when_the_flow_is_called_again(world: World):
+    gates = Gates(3)
+    gates.bad = {0, 2}
+
+    @flow(retry=Retry(attempts=2, delay="1h"))
+    async def many() -> int:
+        return len(await foreach(range(3), gates.work, concurrency=3))
+
+    rl = await world.open()
+    run = await rl.start(many.with_id("r"))
+    gates.open()
+    await until(lambda: _has(run, progress(1, 3, failed=2)))
+    gates.bad = set()
+    world.clock.advance(3601)
+    assert await run.result() == 3
+    assert await run.progress() == [progress(3, 3)]
+
+
+async def _has(run: Handle[Any], wanted: ForeachProgress) -> bool:
+    return wanted in await run.progress()
+
+
+async def test_a_foreach_that_fails_is_counted_with_the_end_of_its_run(world: World):
+    gates = Gates(2)
+    gates.bad = {1}
+
+    @flow
+    async def many() -> list[int]:
+        return await foreach(range(2), gates.work)
+
+    rl = await world.open()
+    run = await rl.start(many.with_id("r"))
+    gates.open()
+    with pytest.raises(RunFailedError):
+        await run.result()
+    assert await run.progress() == [progress(1, 2, failed=1)]
+
+
+async def test_after_a_crash_it_goes_on_counting(world: World):
+    gates = Gates(5)
+    numbers = list(range(4))
+
+    @flow
+    async def many() -> int:
+        return len(await foreach(numbers, gates.work, concurrency=9))  # more numbers after the crash
+
+    rl = await world.open()
+    run = await rl.start(many.with_id("r"))
+    gates.open(1)
+    await until(lambda: done(run, 1))
+    numbers.append(4)
+    rl = await world.crash_and_reopen()
+    run = await rl.get("r")
+    gates.open(0)
+    await until(lambda: done(run, 2))
+    assert await run.progress() == [progress(2, 5)]
+    gates.open()
+    assert await run.result() == 5
+    assert await run.progress() == [progress(5, 5)]
+
+
+async def test_those_inside_an_item_belong_to_it_and_a_child_run_has_its_own(world: World):
+    gates = Gates(2)
+    gates.open()
+
+    @flow
+    async def inner(n: int) -> int:
+        return len(await foreach(range(2), gates.work))
+
+    async def nested(n: int) -> int:
+        return len(await foreach(range(2), gates.work)) + await inner(n)
+
+    @flow
+    async def outer() -> int:
+        return sum(await foreach(range(3), nested))
+
+    rl = await world.open()
+    run = await rl.start(outer.with_id("r"))
+    assert await run.result() == 12
+    assert await run.progress() == [progress(3, 3)]
+    child = next(row.id for row in (await rl.list(roots_only=False)).runs if row.flow == "inner")
+    (found,) = await (await rl.get(child)).progress()
+    assert (found.done, found.total) == (2, 2)
+
+
+async def test_a_next_generation_begins_without_any(world: World):
+    gates = Gates(2)
+    gates.open()
+
+    @flow
+    async def looping(n: int) -> int:
+        if n:
+            await foreach(range(2), gates.work)
+            continue_as(n - 1)
+        return n
+
+    rl = await world.open()
+    run = await rl.start(looping.with_id("r"), 1)
+    assert await run.result() == 0
+    assert await run.progress() == []
+
+
+def test_it_is_there_for_sync_code():
+    @step
+    def double(n: int) -> int:
+        return 2 * n
+
+    @flow
+    def many() -> list[int]:
+        return foreach(range(3), double, concurrency=2)
+
+    with Relight("memory:") as rl:
+        run = rl.start(many.with_id("r"))
+        assert run.result() == [0, 2, 4]
+        assert run.progress() == [progress(3, 3)]
