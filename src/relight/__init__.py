@@ -52,6 +52,7 @@ from relight.flow.operations import (
     wait_for,
 )
 from relight.flow.retry import Retry
+from relight.flow.run_logger import RunLogger, logger
 from relight.handle import Handle
 from relight.model.run import Run, Status
 
@@ -74,6 +75,7 @@ __all__ = [
     "RunCancelled",
     "RunCancelledError",
     "RunFailedError",
+    "RunLogger",
     "RunNotFoundError",
     "RunStateError",
     "SpawnedRun",
@@ -90,6 +92,7 @@ __all__ = [
     "current_step",
     "flow",
     "foreach",
+    "logger",
     "now",
     "parallel",
     "random",

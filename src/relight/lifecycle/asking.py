@@ -10,6 +10,8 @@ from relight.flow.call import Call, make
 from relight.flow.definitions import Flow
 from relight.flow.scope import Scope
 from relight.lifecycle import children, continuing, fanout, spawned, values, waits
+from relight.lifecycle.replayer import Replay
+from relight.model.run import Run, Status
 
 
 class Asking:
@@ -19,6 +21,16 @@ class Asking:
 
     unawaited: dict[int, Call]
     numbers: Iterator[int]
+    row: Run
+    replay: Replay | None
+
+    @property
+    def flow_name(self) -> str:
+        return self.row.flow
+
+    def is_replaying(self) -> bool:
+        # A run that waited when it left memory had been told everything, and had asked for all that it waits for.
+        return self.replay is not None and (self.row.status is Status.WAITING or self.replay.holds_more())
 
     def _call(self, scope: Scope, name: str, begin: Callable[..., Any], *args: Any) -> Call:
         return make(self, name, scope, 3, begin, *args)  # behind this are our caller, and sleep() or the like

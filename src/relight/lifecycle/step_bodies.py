@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 async def do_plainly(op: StepOperation) -> None:
     """On the program's loop: call a step's body as it is, with nothing around it. Most end without having waited for anything."""
     run, step, key, run_key = op.run, op.step, op.key, op.scope.run_key
-    CURRENT.set(StepInfo(run.run_id(run_key) if run_key else run.id, key, 1, run.id))
+    CURRENT.set(StepInfo(run.run_id(run_key) if run_key else run.id, key, 1, run.id, run.row.flow))
     try:
         result = await step.fn(*op.args, **op.kwargs)
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is how that body ended, and nothing else
@@ -144,7 +144,7 @@ async def _attempts(op: StepOperation) -> None:
             return  # the next attempt is made when the run comes back, if it does; or the flow has given up on it
         if attempt > 1 and run.doubtful:
             await run.confirm()
-        info = StepInfo(run.run_id(op.scope.run_key), op.key, attempt, run.id)
+        info = StepInfo(run.run_id(op.scope.run_key), op.key, attempt, run.id, run.row.flow)
         asked_at = run.services.clock.now()
         # First: what waits for a thread has not begun, and its time does not run.
         slot = await run.services.threads.slot(bounded=not op.scope.holds_thread) if _needs_thread(op) else None
