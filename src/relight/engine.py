@@ -283,9 +283,7 @@ class Relight:
             flow = REGISTRY.get(flow)
         if not isinstance(flow, Flow):
             raise DefinitionError(f"start() takes a flow or its name, not {flow!r}; decorate the function with @flow")
-        known = REGISTRY.get(flow.name)
-        if known is not flow:
-            raise DefinitionError(f"{flow!r} is not the flow registered as {flow.name!r}: {known!r} is")
+        REGISTRY.check(flow)
         _ = self.services
         return Handle(self, await start(self.orchestrator, flow, args, kwargs, id))
 
