@@ -82,7 +82,7 @@ def completed(op: StepOperation, result: Any, attempt: int) -> None:
         output, blob = run.payload(data)
     at = run.now()
     took_us = int((at - op.began) * 1e6)
-    entry = StepCompleted(op.key, output, blob, step.fingerprint, op.digest, attempt, int(at * 1e6), took_us)
+    entry = StepCompleted(op.key, output, blob, step.fingerprint, op.digest, attempt, int(at * 1e6), took_us, op.parts)
     if op.on_result is None:
         op.recorded = True  # as run.record() does
         if run.status is not RUNNING:
@@ -106,7 +106,7 @@ def ended_badly(op: StepOperation, error: BaseException, attempt: int = 1) -> No
             return
     op.error = recordable(error, op.step.what)
     record = record_error(op.error)
-    run.record(StepFailed(op.key, record, op.step.fingerprint, op.digest, attempt, *_times(op)), op)
+    run.record(StepFailed(op.key, record, op.step.fingerprint, op.digest, attempt, *_times(op), op.parts), op)
 
 
 def _times(op: StepOperation) -> tuple[int, int]:
