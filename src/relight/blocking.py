@@ -124,6 +124,9 @@ class BlockingRelight:
         """As `Relight.health`. It is asked from this thread: it answers also while the loop is busy."""
         return self.relight.health()
 
+    def idle(self) -> None:
+        self.call(self.relight.idle())
+
     def start(self, flow: Flow[..., Any] | str, *args: Any, id: str | None = None, **kwargs: Any) -> BlockingHandle:  # noqa: A002
         return BlockingHandle(self, self.call(self.relight.start(flow, *args, id=id, **kwargs)))
 

@@ -34,6 +34,7 @@ from relight.lifecycle.bodies import Bodies
 from relight.lifecycle.floor import Floor
 from relight.lifecycle.fork import fork
 from relight.lifecycle.health import Health, health_of, let_go_when_broken, report_failure
+from relight.lifecycle.idle import Idleness
 from relight.lifecycle.keeper import Keeper
 from relight.lifecycle.long_steps import LongSteps
 from relight.lifecycle.loop import close_generator
@@ -144,7 +145,7 @@ class Relight:
         process = this_process(owner)
         watch, bodies = BlockingWatch(), Bodies(loop)
         floor = Floor(loop, close_generator, watch, bodies)
-        supervisor = Supervisor(report_failure)
+        supervisor, idleness = Supervisor(report_failure), Idleness()
         services = Services(
             store=store,
             keeper=Keeper(
@@ -155,14 +156,14 @@ class Relight:
                 drives=self.config.drive,
                 supervisor=supervisor,
             ),
-            recorder=Recorder(store, loop, floor, supervisor),
+            recorder=Recorder(store, loop, floor, supervisor, idleness),
             clock=await self._clock_of(store, clock),
             entropy=self._entropy,
             threads=Threads(loop, self.config.max_threads),
             bodies=bodies,
             floor=floor,
             watch=watch,
-            background=Background(loop),
+            background=Background(loop, idleness),
             supervisor=supervisor,
             long_steps=LongSteps(clock),
             registry=REGISTRY,
@@ -170,6 +171,7 @@ class Relight:
             metrics=Metrics(),
             owner=owner,
             loop=loop,
+            idleness=idleness,
             said=set(),
         )
         let_go_when_broken(supervisor, services.keeper)
@@ -183,8 +185,7 @@ class Relight:
             services.keeper.fall_silent()  # broken off half-way, its thread would keep a session alive that does nothing
             bury(owner)
             raise
-        self._services, self._orchestrator, self._recovery = services, orchestrator, recovery
-        self._pid = os.getpid()
+        self._services, self._orchestrator, self._recovery, self._pid = services, orchestrator, recovery, os.getpid()
         hand_down_context()
         garbage.watch()
         services.recorder.start()
@@ -275,6 +276,10 @@ class Relight:
         """Why nothing is being committed right now (disk full, I/O error); None while all is well."""
         return self.services.recorder.fault
 
+    async def idle(self) -> None:
+        """Until nothing of this engine can happen before its clock moves or somebody tells it something. For tests."""
+        await self.services.idleness.wait()
+
     # ---- runs
 
     async def start(self, flow: Flow[..., Any] | str, *args: Any, id: str | None = None, **kwargs: Any) -> Handle:  # noqa: A002 - the run's id
@@ -284,7 +289,6 @@ class Relight:
         if not isinstance(flow, Flow):
             raise DefinitionError(f"start() takes a flow or its name, not {flow!r}; decorate the function with @flow")
         REGISTRY.check(flow)
-        _ = self.services
         return Handle(self, await start(self.orchestrator, flow, args, kwargs, id))
 
     async def run(self, flow: Flow[..., Any] | str, *args: Any, id: str | None = None, **kwargs: Any) -> Any:  # noqa: A002
@@ -368,12 +372,13 @@ class Relight:
         """Put a message into a run's inbox: durable when this returns."""
         services = self.services
         message.at = services.clock.now()
-        (message_id,) = await services.store.post([message])
-        if message_id is None:
-            row = await self.row(message.run_id)
-            raise RunStateError(f"run {row.id!r} is {row.status}: it can no longer be told to {message.kind}")
-        message.id = message_id
-        await self.orchestrator.told(message)
+        with services.idleness.busy():
+            (message_id,) = await services.store.post([message])
+            if message_id is None:
+                row = await self.row(message.run_id)
+                raise RunStateError(f"run {row.id!r} is {row.status}: it can no longer be told to {message.kind}")
+            message.id = message_id
+            await self.orchestrator.told(message)
 
 
 def _status(status: Status | str) -> Status:

@@ -53,6 +53,7 @@ class Orchestrator:
         self.overtaken = Overtaken(services, self.live)
         self.lookout = Lookout(self)
         self.trials = Trials(services, self.lookout.wake)
+        services.idleness.parts.append(self._is_idle)
 
     # ---- life
 
@@ -178,7 +179,16 @@ class Orchestrator:
             self._room_waiters.append(freed)
             await freed
 
+    def _is_idle(self) -> bool:
+        """Whether nothing is on its way into memory, and all that is there only waits."""
+        return not (
+            self.taking or self._creating or self.services.bodies.queue or self.services.bodies.looking
+        ) and all(
+            run.blocked and run.writer.idle and run.stopping is None and not run.over for run in self.live.values()
+        )
+
     def _room_is_free(self) -> None:
+        self.services.idleness.look()
         if self.room <= 0:
             return
         for waiter in self._room_waiters:

@@ -14,6 +14,7 @@ from relight.lifecycle.background import Background
 from relight.lifecycle.blocking_watch import BlockingWatch
 from relight.lifecycle.bodies import Bodies
 from relight.lifecycle.floor import Floor
+from relight.lifecycle.idle import Idleness
 from relight.lifecycle.keeper import Keeper
 from relight.lifecycle.long_steps import LongSteps
 from relight.lifecycle.record import Recorder
@@ -46,6 +47,7 @@ class Services(msgspec.Struct, frozen=True):
     metrics: Metrics
     owner: str
     loop: asyncio.AbstractEventLoop
+    idleness: Idleness
     said: set[tuple[str, str]]  # run and text: what need not be said again in the life of this process
 
 

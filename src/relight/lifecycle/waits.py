@@ -397,3 +397,4 @@ def blocked(run: LiveRun) -> None:
         run.change(Status.WAITING, owner=run.services.owner, wake_at=hold.due_at(run))
         writer.flush()
     hold.consider_parking(run)
+    run.services.idleness.look()
