@@ -105,6 +105,36 @@ def test_what_cannot_be_found_again_is_refused_with_what_to_do_instead(
     assert "\n" not in str(raised.value)
 
 
+async def test_a_parameter_of_a_flow_is_not_called_id(world: World):
+    """`start(refund, id="7")` gives the run an id, and the flow nothing."""
+
+    async def by_name(id: str) -> str:  # noqa: A002 - what this is about
+        return id
+
+    async def only_by_name(*, id: str = "") -> str:  # noqa: A002
+        return id
+
+    for fn in (by_name, only_by_name):
+        with pytest.raises(
+            DefinitionError, match=r"parameter 'id' could not be given by name, .* id= as the run's id; give it"
+        ):
+            flow(fn)
+        step(fn)  # a step is started by nobody but its flow
+
+    @flow
+    async def by_position(id: str, /) -> str:  # noqa: A002
+        return id
+
+    @flow
+    async def anything(**options: str) -> list[str]:
+        return sorted(options)
+
+    rl = await world.open()
+    assert await rl.run(by_position, "7", id="run-7") == "7"
+    assert await rl.run(anything, note="x", id="run-8") == ["note"]
+    assert (await rl.row("run-7")).flow == "by_position"
+
+
 async def test_what_works_stays_allowed(world: World):
     """A closure, a function in a class that needs no object, a lambda with a name, a function behind a decorator."""
 

@@ -13,17 +13,18 @@ from typing import Any
 
 from relight.errors import DefinitionError
 
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _INSTEAD = "write a function (def or async def) that calls it, and decorate that"
 
 
 def check_function(kind: str, fn: Any, name: str | None) -> None:
     """DefinitionError unless `fn` can be a step or flow (`kind`). `name` is the one that its decorator was given."""
-    problem = _not_a_function(kind, fn) if not inspect.isfunction(fn) else _wrong_function(fn, name)
+    problem = _not_a_function(kind, fn) if not inspect.isfunction(fn) else _wrong_function(kind, fn, name)
     if problem:
         raise DefinitionError(f"@{kind} {_shown(fn)}: {problem}")
 
 
-def _wrong_function(fn: Callable[..., Any], name: str | None) -> str:
+def _wrong_function(kind: str, fn: Callable[..., Any], name: str | None) -> str:
     if inspect.isasyncgenfunction(fn):
         return "an async generator has no single result; return a list, or call a step for every value"
     if inspect.isgeneratorfunction(fn):
@@ -31,11 +32,17 @@ def _wrong_function(fn: Callable[..., Any], name: str | None) -> str:
     if fn.__name__ == "<lambda>" and name is None:
         return "a lambda has no name that the journal could know it by; write a def, or give it one with name="
     outer, _, _ = fn.__qualname__.rpartition(".")
-    first = next(iter(inspect.signature(fn).parameters), "")
+    parameters = inspect.signature(fn).parameters
+    first = next(iter(parameters), "")
     if outer and not outer.endswith("<locals>") and first in ("self", "cls"):
         return (
             f"a method needs its object, which no journal keeps and the next process does not have; write a function outside "
             f"the class, and pass what it needs of {first!r} as arguments"
+        )
+    if kind == "flow" and "id" in parameters and parameters["id"].kind in _BY_NAME:
+        return (
+            "its parameter 'id' could not be given by name, because start(), run() and spawn() take id= as the run's id; give "
+            "it another name (order_id, say), or make it positional-only: def f(id, /)"
         )
     return ""
 
