@@ -198,6 +198,41 @@ async def test_after_a_crash_only_what_the_journal_does_not_know_of_is_repeated(
     assert lines.texts == ["begins", "in step 1", "charged", "to be stuck", "charged", "to be stuck", "ends"]
 
 
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_code_that_runs_because_its_run_leaves_memory_logs_nothing(world: World, lines: Lines, kind: str):
+    """What stands in `finally` is executed then, and once more when its time has come."""
+    if kind == "async":
+
+        @flow(name="finally")
+        async def in_order() -> None:
+            try:
+                await sleep("1h")
+                logger.info("slept")
+            finally:
+                logger.info("cleaned up")
+
+    else:
+
+        @flow(name="finally")
+        def in_order_sync() -> None:
+            try:
+                sleep("1h")
+                logger.info("slept")
+            finally:
+                logger.info("cleaned up")
+
+    rl = await world.open()
+    run = await rl.start("finally", id="r")
+    await rl.idle()
+    world.clock.advance(rl.config.park_after_seconds)
+    await rl.idle()
+    assert not rl.orchestrator.live
+    assert lines.texts == []
+    world.clock.advance("1h")
+    await run.result()
+    assert lines.texts == ["slept", "cleaned up"]
+
+
 async def test_records_say_of_which_run_they_are(world: World, lines: Lines):
     @flow
     async def child() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from relight.errors import DefinitionError
+from relight.flow.signatures import signature_of
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _INSTEAD = "write a function (def or async def) that calls it, and decorate that"
@@ -32,7 +33,7 @@ def _wrong_function(kind: str, fn: Callable[..., Any], name: str | None) -> str:
     if fn.__name__ == "<lambda>" and name is None:
         return "a lambda has no name that the journal could know it by; write a def, or give it one with name="
     outer, _, _ = fn.__qualname__.rpartition(".")
-    parameters = inspect.signature(fn).parameters
+    parameters = signature_of(fn).parameters
     first = next(iter(parameters), "")
     if outer and not outer.endswith("<locals>") and first in ("self", "cls"):
         return (

@@ -1,7 +1,8 @@
 """RunLogger: a logger for flow code, whose lines appear once.
 
 A flow's code is called again whenever its run comes back to memory, and would write its log lines again each time. A RunLogger
-writes nothing while the code repeats what it has done before. In a step, and in no run at all, it just logs.
+writes nothing while the code repeats what it has done before, nor while it is taken out of memory (which runs what stands in
+`finally`). In a step, and in no run at all, it just logs.
 
 It is an adapter of the standard library's: levels, handlers and formatters are those of the logger that it wraps. Every record
 has the fields of `FIELDS`, which are empty in no run.
@@ -31,7 +32,7 @@ class RunLogger(logging.LoggerAdapter[logging.Logger]):
         if not self.logger.isEnabledFor(level):
             return False
         current = CURRENT.get()
-        return type(current) is not Scope or not current.run.is_replaying()
+        return type(current) is not Scope or not current.run.logs_nothing()
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         kwargs["extra"] = {**dict(zip(FIELDS, _here(), strict=True)), **(kwargs.get("extra") or {})}

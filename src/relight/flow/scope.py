@@ -76,8 +76,9 @@ class Operations(Calls, Protocol):
         """The id of the (child) run with this key."""
         ...
 
-    def is_replaying(self) -> bool:
-        """Whether the code that runs now has certainly been executed before, up to this point."""
+    def logs_nothing(self) -> bool:
+        """Whether what flow code does now has been done before, or will be done again: it is being replayed, and the journal
+        knows of something later; or it is being taken out of memory."""
         ...
 
     stopping: str | None  # it leaves memory, and why

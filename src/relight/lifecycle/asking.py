@@ -23,12 +23,15 @@ class Asking:
     numbers: Iterator[int]
     row: Run
     replay: Replay | None
+    stopping: str | None
 
     @property
     def flow_name(self) -> str:
         return self.row.flow
 
-    def is_replaying(self) -> bool:
+    def logs_nothing(self) -> bool:
+        if self.stopping is not None:
+            return True
         # A run that waited when it left memory had been told everything, and had asked for all that it waits for.
         return self.replay is not None and (self.row.status is Status.WAITING or self.replay.holds_more())
 
