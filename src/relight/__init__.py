@@ -58,6 +58,7 @@ from relight.flow.operations import (
     wait_for,
 )
 from relight.flow.retry import Retry
+from relight.flow.run_logger import RunLogger, logger
 from relight.handle import Handle
 from relight.model.run import ForeachProgress, Run, Status
 
@@ -84,6 +85,7 @@ __all__ = [
     "RunCancelledError",
     "RunDescription",
     "RunFailedError",
+    "RunLogger",
     "RunNotFoundError",
     "RunStateError",
     "SpawnedRun",
@@ -100,6 +102,7 @@ __all__ = [
     "current_step",
     "flow",
     "foreach",
+    "logger",
     "now",
     "parallel",
     "random",

@@ -132,6 +132,9 @@ class BlockingRelight:
         """As `Relight.health`. It is asked from this thread: it answers also while the loop is busy."""
         return self.relight.health()
 
+    def idle(self) -> None:
+        self.call(self.relight.idle())
+
     @overload
     def start(self, flow: Flow[P, T] | FlowWithId[P, T], *args: P.args, **kwargs: P.kwargs) -> BlockingHandle[T]: ...
     @overload

@@ -20,6 +20,7 @@ from relight.errors import ConfigError, RelightError, RunNotFoundError, RunState
 from relight.execution.background_tasks import Background
 from relight.execution.blocking_watch import BlockingWatch
 from relight.execution.body_tasks import Bodies
+from relight.execution.idle import Idleness
 from relight.execution.run_loop import close_generator
 from relight.execution.running_loop import Floor
 from relight.execution.thread_pool import Threads
@@ -142,7 +143,7 @@ class Relight:
         process = this_process(owner)
         watch, bodies = BlockingWatch(), Bodies(loop)
         floor = Floor(loop, close_generator, watch, bodies)
-        supervisor = Supervisor(report_failure)
+        supervisor, idleness = Supervisor(report_failure), Idleness()
         services = Services(
             store=store,
             keeper=Keeper(
@@ -153,14 +154,14 @@ class Relight:
                 drives=self.config.drive,
                 supervisor=supervisor,
             ),
-            recorder=Recorder(store, loop, floor, supervisor),
+            recorder=Recorder(store, loop, floor, supervisor, idleness),
             clock=await self._clock_of(store, clock),
             entropy=self._entropy,
             threads=Threads(loop, self.config.max_threads),
             bodies=bodies,
             floor=floor,
             watch=watch,
-            background=Background(loop),
+            background=Background(loop, idleness),
             supervisor=supervisor,
             long_steps=LongSteps(clock),
             registry=REGISTRY,
@@ -168,6 +169,7 @@ class Relight:
             metrics=Metrics(),
             owner=owner,
             loop=loop,
+            idleness=idleness,
             said=set(),
         )
         let_go_when_broken(supervisor, services.keeper)
@@ -181,8 +183,7 @@ class Relight:
             services.keeper.stop_heartbeats()  # broken off half-way, its thread would keep a session alive that does nothing
             mark_dead(owner)
             raise
-        self._services, self._orchestrator, self._recovery = services, orchestrator, recovery
-        self._pid = os.getpid()
+        self._services, self._orchestrator, self._recovery, self._pid = services, orchestrator, recovery, os.getpid()
         hand_down_context()
         garbage.watch()
         services.recorder.start()
@@ -272,6 +273,10 @@ class Relight:
     def fault(self) -> str | None:
         """Why nothing is being committed right now (disk full, I/O error); None while all is well."""
         return self.services.recorder.fault
+
+    async def idle(self) -> None:
+        """Until nothing of this engine can happen before its clock moves or somebody tells it something. For tests."""
+        await self.services.idleness.wait()
 
     # ---- runs
 
@@ -374,12 +379,13 @@ class Relight:
         """Put a message into a run's inbox: durable when this returns."""
         services = self.services
         message.at = services.clock.now()
-        (message_id,) = await services.store.post([message])
-        if message_id is None:
-            row = await self.row(message.run_id)
-            raise RunStateError(f"run {row.id!r} is {row.status}: it can no longer be told to {message.kind}")
-        message.id = message_id
-        await self.orchestrator.message_posted(message)
+        with services.idleness.busy():
+            (message_id,) = await services.store.post([message])
+            if message_id is None:
+                row = await self.row(message.run_id)
+                raise RunStateError(f"run {row.id!r} is {row.status}: it can no longer be told to {message.kind}")
+            message.id = message_id
+            await self.orchestrator.message_posted(message)
 
 
 def _status(status: Status | str) -> Status:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import datetime as dt
 import random as chance
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -181,6 +183,21 @@ async def step_items(rl: Relight, life: Life) -> Any:
 
 
 # ---- child runs and spawned runs
+
+
+@dataclasses.dataclass
+class Order:
+    name: str
+    count: int
+
+
+@flow
+async def typed(order: Order, at: dt.datetime, *, tags: frozenset[str] = frozenset(), ratio: float = 1.0) -> list[str]:
+    """Takes what is no plain JSON."""
+    assert isinstance(order, Order)
+    assert isinstance(at, dt.datetime)
+    assert isinstance(tags, frozenset)
+    return [await work(f"{order.name} {order.count} {at.year} {sorted(tags)} {ratio}")]
 
 
 @flow

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import inspect
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from relight.backends.memory import MemoryStore
 from relight.clock import SYSTEM_CLOCK
-from relight.errors import StoreUnavailableError
+from relight.errors import DefinitionError, PayloadError, StoreUnavailableError
 from relight.ports.store import Store
 from relight.testing.crashpoints import Check, CrashingStore, CrashPlan, Explorer, Mode, explore
 from relight.testing.forkserver import Ending, Order
 from relight.testing.ledger import Ledger, Line, audit, effect, read_ledger, seen
 from tests.crash.checks import never_twice
 from tests.crash.conftest import ForkServers
+from tests.crash.shapes import Order as OrderOfSpoons
+from tests.crash.shapes import typed
 
 # ---- broken engines are noticed
 
@@ -63,6 +68,64 @@ def test_a_flow_and_its_arguments_are_a_scenario() -> None:
     report.check()
     assert (report.points, report.kills, report.repeated) == (1, 1, 1)
     assert "1 points, 1 kills" in str(report)
+
+
+ORDER = OrderOfSpoons("spoon", 5)
+NOON = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
+
+
+@pytest.mark.parametrize("flow", ["tests.crash.shapes:typed", typed], ids=["by name", "itself"])
+@pytest.mark.parametrize("keywords", [None, {"tags": frozenset("ab"), "ratio": 0.5}], ids=["positional", "keywords"])
+def test_a_flow_is_explored_with_whatever_it_takes(flow: Any, keywords: dict[str, Any] | None) -> None:
+    report = explore(flow, ORDER, NOON, keywords=keywords, modes=("during",))
+    report.check()
+    assert (report.points, report.kills, report.repeated) == (1, 1, 1)
+    (tags, ratio) = ("['a', 'b']", 0.5) if keywords else ("[]", 1.0)
+    with Explorer(flow, [ORDER, NOON], keywords=keywords) as explorer:
+        outcome = explorer.baseline.outcome.value
+    assert outcome == {"status": "completed", "result": [f"spoon 5 2026 {tags} {ratio}"]}
+
+
+SCRIPT = """
+from dataclasses import dataclass
+from relight import flow, step
+from relight.testing.crashpoints import explore
+from relight.testing.ledger import effect
+
+@dataclass
+class Amount:
+    cents: int
+
+@step
+async def pay(cents: int) -> int:
+    with effect():
+        return cents
+
+@flow
+async def transfer(amount: Amount) -> int:
+    return await pay(amount.cents)
+
+if __name__ == "__main__":
+    for flow_or_name in (transfer, "script:transfer"):
+        report = explore(flow_or_name, Amount(250), modes=("during",))
+        report.check()
+        print(report.kills)
+"""
+
+
+def test_a_program_explores_a_flow_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("1\n1\n", 0), done.stderr
+
+
+def test_arguments_that_a_flow_does_not_take_are_refused_before_anything_is_started() -> None:
+    with pytest.raises(PayloadError, match=r"argument \$.order.* of flow 'typed' cannot be journaled"):
+        explore("tests.crash.shapes:typed", NOON, NOON)
+    with pytest.raises(PayloadError, match="NaN does not survive JSON"):
+        explore("tests.crash.shapes:typed", ORDER, NOON, keywords={"ratio": float("nan")})
+    with pytest.raises(DefinitionError, match="is a scenario and no flow, and takes a list of JSON values"):
+        explore("tests.crash.shapes:joined_by_others", ORDER)
 
 
 def write_modules(path: str) -> None:

@@ -296,7 +296,7 @@ async def test_an_unknown_flow_is_refused(world: World):
     rl = await world.open()
     with pytest.raises(UnknownFlowError, match=r"no flow named 'unknown' .*registered: known.*import it"):
         await rl.start("unknown")
-    for wrong in (lambda: None, 7, step(lambda: None)):
+    for wrong in (lambda: None, 7, step(name="a step")(lambda: None)):
         with pytest.raises(DefinitionError, match=r"start\(\) takes a flow or its name, not .*@flow"):
             await rl.start(wrong)  # type: ignore[call-overload]
     assert counts(world) == {"runs": 0, "journal": 0, "blobs": 0}
@@ -396,7 +396,9 @@ async def test_the_flow_that_is_started_is_the_one_registered(world: World, regi
 
     old, _ = define(), define()
     rl = await world.open()
-    with pytest.raises(DefinitionError, match="is not the flow registered as 'defined'"):
+    with pytest.raises(
+        DefinitionError, match=r"is not the flow registered as 'defined': .* pass what differs .* argument"
+    ):
         await rl.start(old)
 
 
@@ -424,9 +426,7 @@ async def test_a_wrong_duration_is_refused(world: World, wrong: Any):
         (lambda: step(name="a/b")(waiting_flow().fn), r"@step\(name='a/b'\): a name has 1 to 100 characters"),
         (lambda: step(name="")(waiting_flow().fn), r"@step\(name=''\): a name has"),
         (lambda: flow(name="$x")(lambda: None), r"@flow\(name='\$x'\): a name has"),
-        (lambda: flow(print), r"@flow takes a function, not builtin_function_or_method"),
-        (lambda: flow(7), r"@flow takes a function, not int 7"),  # type: ignore[call-overload]
-        (lambda: flow(timeout=-1)(lambda: None), r"timeout of flow 'lambda': -1 is not accepted"),
+        (lambda: flow(name="a flow", timeout=-1)(lambda: None), r"timeout of flow 'a flow': -1 is not accepted"),
         (lambda: Retry(attempts=0), r"attempts=0"),
         (lambda: Retry(attempts=True), r"attempts=True"),
         (lambda: Retry(delay="soon"), r"Retry\(delay=\): 'soon'"),
@@ -445,19 +445,6 @@ def test_wrong_options_are_refused_by_name(wrong: Callable[[], Any], named: str)
     with pytest.raises((DefinitionError, DurationError), match=named) as raised:
         wrong()
     one_line(raised.value)
-
-
-def test_a_generator_is_no_flow_and_no_step():
-    def values() -> Any:
-        yield 1
-
-    async def async_values() -> Any:
-        yield 1
-
-    for decorate in (flow, step):
-        for fn in (values, async_values):
-            with pytest.raises(DefinitionError, match="a generator has no single result; return a list"):
-                decorate(fn)
 
 
 def test_wait_for_needs_a_run():

@@ -164,14 +164,14 @@ async def test_changed_arguments_of_an_unchanged_step_hold_the_run(
     else:
         row = await world.until_status("paused", await world.rl.get("r"))
         assert row.hold == "nondeterminism"
-        with pytest.raises(NonDeterminismError, match="arguments changed"):
+        with pytest.raises(NonDeterminismError, match="argument 'n' changed"):
             await go(world)
         run = await world.rl.get("r")
         await run.cancel("enough")
         with pytest.raises(RunCancelledError, match="enough"):
             await run.result(timeout="60s")
     assert len(CALLS) == (2 if policy == "rerun" else 1)
-    assert "[INPUT_MISMATCH] run r: step 'work': arguments changed" in caplog.text
+    assert "[INPUT_MISMATCH] run r: step 'work': argument 'n' changed" in caplog.text
 
 
 async def test_changed_options_count_as_changed_code(world: World, registry: Registry):

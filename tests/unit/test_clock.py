@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from relight.clock import Clock, Entropy, StoreClock, SystemClock, SystemEntropy, block
-from relight.testing.clock import FakeClock
+from relight.testing.clock import START, FakeClock
 
 
 def test_now_is_unix_time_and_monotonic_is_not():
@@ -119,3 +119,17 @@ async def test_a_store_without_a_server_has_no_clock_to_follow():
     clock = StoreClock(FakeClock())
     assert not await clock.follow(ask)
     assert clock.offset == 0.0
+
+
+def test_a_fake_clock_advances_to_its_next_timer():
+    clock = FakeClock()
+    called: list[float] = []
+    clock.call_later(5, lambda: called.append(clock.now() - START))
+    clock.call_later(3, lambda: called.append(clock.now() - START)).cancel()
+    clock.call_later(7, lambda: called.append(clock.now() - START))
+    assert clock.advance_to_next()
+    assert called == [5]
+    assert clock.advance_to_next()
+    assert called == [5, 7]
+    assert not clock.advance_to_next()
+    assert clock.now() == START + 7

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from relight.execution.idle import Idleness
 from relight.telemetry import Token, log
 
 T = TypeVar("T")
@@ -24,9 +25,11 @@ def start_task(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], na
 class Background:
     """The event loop keeps only weak references to tasks; these are the strong ones."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, idleness: Idleness) -> None:
         self._loop = loop
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._idleness = idleness
+        idleness.parts.append(lambda: not self._tasks)
 
     def start(
         self, work: Coroutine[Any, Any, Any], name: str, broke: Callable[[BaseException], None] | None = None
@@ -38,6 +41,7 @@ class Background:
 
     def _ended(self, task: asyncio.Task[Any], broke: Callable[[BaseException], None] | None) -> None:
         self._tasks.discard(task)
+        self._idleness.look()
         if not task.cancelled() and (error := task.exception()) is not None:
             log(logging.CRITICAL, Token.INTERNAL_ERROR, f"{task.get_name()} broke: {error!r}", error)
             if broke is not None:

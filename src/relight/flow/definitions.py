@@ -13,6 +13,7 @@ from relight.durations import Duration, parse_duration
 from relight.errors import DefinitionError
 from relight.flow import garbage
 from relight.flow.fingerprint import function_fingerprint
+from relight.flow.function_checks import check_function
 from relight.flow.payloads import ArgumentsCodec, ValueCodec
 from relight.flow.registry import REGISTRY
 from relight.flow.retry import Retry
@@ -37,10 +38,7 @@ class Definition(Generic[P, R_co]):
     kind = "function"
 
     def __init__(self, fn: Callable[P, Any], name: str | None, retry: Retry | None, timeout: Duration | None) -> None:
-        if inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
-            raise DefinitionError(f"@{self.kind} {fn.__qualname__}: a generator has no single result; return a list")
-        if not inspect.isfunction(fn):
-            raise DefinitionError(f"@{self.kind} takes a function, not {type(fn).__name__} {fn!r}")
+        check_function(self.kind, fn, name)
         self.fn: Callable[P, Any] = fn
         self.name = name if name is not None else fn.__name__.strip("<>")
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name) or not storable(self.name):

@@ -22,6 +22,7 @@ import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ForwardRef, Union, get_args, get_origin
+from zlib import crc32
 
 import msgspec
 
@@ -293,6 +294,43 @@ class ArgumentsCodec:
         to come back. NaN, sets and int keys that no annotation speaks of and unknown classes are refused all
         the same.
         """
+        return self.digests(args, kwargs, recorded)[0]
+
+    def digests(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], recorded: str = ""
+    ) -> tuple[str, tuple[int, ...]]:
+        """`digest`, and the parts: a short digest of each argument, in the order of the parameters. They tell which argument it
+        was if the digest is another one day. Here only where they cost little beside the rest: see `parts` for plain values."""
+        values: Any
+        if not kwargs and self._fewest <= len(args) <= self._most and not self.volatile:
+            values = args + self._defaults[len(args) :]  # as _values() does: nearly always
+        else:
+            values = self._values(args, kwargs)
+        if not values:
+            return _NO_ARGUMENTS, ()
+        for value in values:
+            if type(value) not in _PLAIN or (type(value) is float and value - value != 0.0):
+                break
+        else:
+            try:
+                return fast_md5(encode(values)).hexdigest()[:16], ()  # as text_digest(): this is every step
+            except (UnicodeEncodeError, ValueError):
+                pass  # refused below, by name
+        if recorded and recorded == self._written(values):
+            return recorded, ()
+        written = list(map(_ArgumentCodec.outline, self._codecs, values))
+        parts = tuple(map(crc32, written)) if len(written) > 1 else ()
+        return text_digest(b"[" + b",".join(written) + b"]"), parts
+
+    def parts(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+        """Those of several arguments that are all plain values. They would cost a step that does nothing 4 % of its time."""
+        values = self._values(args, kwargs)
+        if len(values) < 2 or not all(type(value) in _PLAIN for value in values):
+            return ()
+        return tuple(map(crc32, map(encode, values)))
+
+    def _values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+        """One value per parameter, as it enters the digest."""
         values: Any
         if not kwargs and self._fewest <= len(args) <= self._most:
             values = args + self._defaults[len(args) :]
@@ -302,20 +340,7 @@ class ArgumentsCodec:
         if self.volatile:
             names = [slot.name for slot in (self._slots or self._prepare()).slots]
             values = [None if name in self.volatile else v for name, v in zip(names, values, strict=True)]
-        if not values:
-            return _NO_ARGUMENTS
-        for value in values:
-            if type(value) not in _PLAIN or (type(value) is float and value - value != 0.0):
-                break
-        else:
-            try:
-                digest: str = fast_md5(encode(values)).hexdigest()  # as text_digest(): this is every step
-                return digest[:16]
-            except (UnicodeEncodeError, ValueError):
-                pass  # refused below, by name
-        if recorded and recorded == self._written(values):
-            return recorded
-        return text_digest(b"[" + b",".join(map(_ArgumentCodec.outline, self._codecs, values)) + b"]")
+        return values  # type: ignore[no-any-return]  # a tuple or a list
 
     def _written(self, values: Sequence[Any]) -> str:
         """The digest of arguments that are known to be data."""

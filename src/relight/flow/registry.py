@@ -41,6 +41,18 @@ class Registry:
             )
         return found
 
+    def check(self, flow: Flow[..., Any]) -> None:
+        """DefinitionError unless this very flow is what its name finds: recovery would call the other one."""
+        known = self.get(flow.name)
+        if known is flow:
+            return
+        if known.place == flow.place:
+            raise DefinitionError(
+                f"{flow!r} is not the flow registered as {flow.name!r}: the function around it was called again since, and "
+                "made another; pass what differs between the two as an argument, or give each its own @flow(name=...)"
+            )
+        raise DefinitionError(f"{flow!r} is not the flow registered as {flow.name!r}: {known!r} is")
+
     def find(self, name: str) -> Flow[..., Any] | None:
         return self._flows.get(name)
 

@@ -33,6 +33,12 @@ class StepInfo(msgspec.Struct, frozen=True, gc=False):
     step: str  # the step's key in the run's tree
     attempt: int
     root_id: str  # of the run whose tree this is: the same as run_id, but for child runs
+    root_flow: str = ""  # the name of that run's flow
+
+    @property
+    def flow(self) -> str:
+        """The name of the flow that called it."""
+        return flow_of(self.run_id[len(self.root_id) + 1 :]) or self.root_flow
 
     @property
     def idempotency_key(self) -> str:
@@ -59,6 +65,20 @@ class Operations(Calls, Protocol):
     @property
     def loop(self) -> object:
         """The event loop of its own that flow code runs on."""
+        ...
+
+    @property
+    def flow_name(self) -> str:
+        """Of the root run."""
+        ...
+
+    def run_id(self, key: str) -> str:
+        """The id of the (child) run with this key."""
+        ...
+
+    def logs_nothing(self) -> bool:
+        """Whether what flow code does now has been done before, or will be done again: it is being replayed, and the journal
+        knows of something later; or it is being taken out of memory."""
         ...
 
     stopping: str | None  # it leaves memory, and why
@@ -292,6 +312,11 @@ def refuse_lost_context(current: object, name: str) -> None:
         raise OutsideRunError(
             f"{name!r} was called in flow code without the flow's context variables: call it in a copy of them"
         )
+
+
+def flow_of(run_key: str) -> str:
+    """The name of a child run's flow, by the child's key. Empty for the root run, whose key says nothing of it."""
+    return run_key.rpartition("/")[2].partition(":")[0]
 
 
 def branch_name(coro: Any) -> str:

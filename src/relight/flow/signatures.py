@@ -40,7 +40,7 @@ class Slots:
     """
 
     def __init__(self, fn: Callable[..., Any]) -> None:
-        self.signature = _signature(fn)
+        self.signature = signature_of(fn)
         order: dict[Any, int] = {
             Parameter.VAR_POSITIONAL: 1,
             Parameter.KEYWORD_ONLY: 2,
@@ -134,7 +134,8 @@ def resolve(fn: Callable[..., Any], annotation: Any) -> Any:
     return hints["it"]
 
 
-def _signature(fn: Callable[..., Any]) -> inspect.Signature:
+def signature_of(fn: Callable[..., Any]) -> inspect.Signature:
+    """As `inspect.signature`, whose annotations may name what is defined later."""
     if sys.version_info >= (
         3,
         14,

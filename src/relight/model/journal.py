@@ -156,6 +156,7 @@ class StepCompleted(Event, tag="step"):
     attempt: int
     at_us: int = 0
     took_us: int = 0
+    parts: tuple[int, ...] = ()  # short digests of each of several arguments, if it waited for anything
 
 
 class StepFailed(Event, tag="error"):
@@ -165,6 +166,7 @@ class StepFailed(Event, tag="error"):
     attempt: int
     at_us: int = 0
     took_us: int = 0
+    parts: tuple[int, ...] = ()
 
 
 class OperationCancelled(Event, tag="interrupted"):

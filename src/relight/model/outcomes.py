@@ -45,6 +45,7 @@ class Outcome(msgspec.Struct, array_like=True, gc=False):
     last_error: ErrorRecord | None = (
         None  # steps and runs that were tried again: how the attempt before this one failed
     )
+    parts: tuple[int, ...] = ()  # steps: see StepCompleted
 
     @property
     def interrupted(self) -> bool:

@@ -214,12 +214,14 @@ def _step_retrying(s: TreeState, n: int, e: j.StepRetrying) -> None:
 def _step_completed(s: TreeState, n: int, e: j.StepCompleted) -> None:
     ended = Outcome(n, "step", Ending.OK, e.output, e.blob, None, e.fingerprint, e.digest, e.attempt)
     ended.at, ended.began = e.at_us * 1e-6, (e.at_us - e.took_us) * 1e-6
+    ended.parts = e.parts
     s.end(e.key, ended)
 
 
 def _step_failed(s: TreeState, n: int, e: j.StepFailed) -> None:
     ended = Outcome(n, "step", Ending.ERROR, NULL, "", e.error, e.fingerprint, e.digest, e.attempt)
     ended.at, ended.began = e.at_us * 1e-6, (e.at_us - e.took_us) * 1e-6
+    ended.parts = e.parts
     s.end(e.key, ended)
 
 

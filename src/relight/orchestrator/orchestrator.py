@@ -27,6 +27,7 @@ from relight.recovery.take_up import take_up_claimed
 from relight.recovery.trials import Trials
 from relight.run import cancel, execute, leaving, next_generation
 from relight.run.live_run import LiveRun
+from relight.run.phase import DRIVEN
 from relight.run.recording import RUNNING
 from relight.run.services import Services
 from relight.telemetry import Token, log
@@ -60,6 +61,7 @@ class Orchestrator:
             self.watchers,
         )
         self.trials = Trials(services, self.waker.wake)
+        services.idleness.parts.append(self._is_idle)
 
     # ---- life
 
@@ -180,7 +182,15 @@ class Orchestrator:
             self.delivery.forget(run_id)
         self._room_is_free()
 
+    def _is_idle(self) -> bool:
+        """Whether nothing is on its way into memory, and all that is there only waits."""
+        memory, bodies = self.memory, self.services.bodies
+        return not (memory.taking or memory.creating or bodies.queue or bodies.looking) and all(
+            run.blocked and run.writer.idle and run.phase is DRIVEN for run in memory.live.values()
+        )
+
     def _room_is_free(self) -> None:
+        self.services.idleness.look()
         if self.memory.wake_who_waits_for_room() and self.waker.wants_room:
             self.waker.wake_up()
 

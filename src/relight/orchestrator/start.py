@@ -25,10 +25,8 @@ def flow_to_start(registry: Registry, given: object, run_id: str | None) -> tupl
     flow, run_id = without_id(given, run_id)
     if not isinstance(flow, Flow):
         raise DefinitionError(f"start() takes a flow or its name, not {given!r}; decorate the function with @flow")
-    known = registry.get(flow.name)
-    if known is not flow:
-        raise DefinitionError(f"{flow!r} is not the flow registered as {flow.name!r}: {known!r} is")
-    return known, run_id
+    registry.check(flow)
+    return flow, run_id
 
 
 async def start(

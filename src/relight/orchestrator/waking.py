@@ -60,6 +60,8 @@ class Waker:
         self._timer: Timer | None = None
         self._timer_at: float | None = None
         self._part: Part | None = None
+        self._passing = True  # a pass is under way, or the first one has not begun
+        self._services.idleness.parts.append(lambda: not self._passing and not self._wanted.is_set())
 
     def start(self) -> None:
         self._services.store.watch(self._changed, self._services.supervisor)
@@ -157,7 +159,10 @@ class Waker:
                 lost_at = loop.time()
                 self._lost_again = True
             self._wanted.clear()
+            self._passing = True  # also if it breaks: until one has come to its end
             await self.run_once()
+            self._passing = False
+            self._services.idleness.look()
             part.well()
 
     async def run_once(self) -> None:

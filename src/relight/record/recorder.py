@@ -23,6 +23,7 @@ import logging
 from collections.abc import Callable
 
 from relight.errors import RelightError, StoreUnavailableError
+from relight.execution.idle import Idleness
 from relight.execution.running_loop import Floor
 from relight.ports.store import Commit, CommitResult, Committed, Store
 from relight.record import batch_size
@@ -42,8 +43,15 @@ class Recorder:
     """One per process and store: gathers drafts and commits them, batch after batch, in each lane."""
 
     def __init__(
-        self, store: Store, loop: asyncio.AbstractEventLoop, floor: Floor, supervisor: Supervisor | None = None
+        self,
+        store: Store,
+        loop: asyncio.AbstractEventLoop,
+        floor: Floor,
+        supervisor: Supervisor | None = None,
+        idleness: Idleness | None = None,
     ) -> None:
+        self._idleness = idleness or Idleness()
+        self._idleness.parts.append(self._is_idle)
         self._supervisor = supervisor or Supervisor()
         self.loop = loop
         self.floor = floor
@@ -110,7 +118,11 @@ class Recorder:
         """A lane has nothing to do: whether it should wait to be woken."""
         if not self._closing:
             self.free.append(lane)
+            self._idleness.look()
         return not self._closing
+
+    def _is_idle(self) -> bool:
+        return len(self.free) == len(self._lanes) and not self.queue and not self._creations
 
     def share(self, lane: _Lane) -> tuple[list[Writer], list[Creation]]:
         """What this lane commits next: all there is, or its share of it while other lanes are about to look as well."""

@@ -38,6 +38,8 @@ class OrphanRecovery:
         self._timer_at = float("inf")
         self._part: Part | None = None
         self._starting = True  # no whole round has been made yet
+        self._passing = False  # a round is under way, or the first one has not begun
+        self._services.idleness.parts.append(lambda: not self._passing and not (self._part and self._wanted.is_set()))
         self._said_dead: set[str] = set()
         self._left_behind: set[str] = (
             set()
@@ -60,6 +62,7 @@ class OrphanRecovery:
     # ---- the loop
 
     def start(self) -> None:
+        self._passing = True
         self._part = self._services.supervisor.keep("recovery", self.run)
 
     async def stop(self) -> None:
@@ -75,10 +78,13 @@ class OrphanRecovery:
         self._orchestrator.look_for_lost()
         while True:
             self._wanted.clear()
+            self._passing = True  # also if it breaks: until one has come to its end
             config = self._services.config.recovery
             limit = config.max_startup_recovery if self._starting else config.max_claims_per_check
             await self.round(limit, starting=self._starting)
             self._starting = False
+            self._passing = False
+            self._services.idleness.look()
             part.well()
             if not self._wanted.is_set():
                 self.settled.set()

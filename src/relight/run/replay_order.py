@@ -98,6 +98,10 @@ class Replay:
             self._order.popleft()
         return bool(self._order) and (self._order[0] in pending or self._order[0] in MARKS)
 
+    def holds_more(self) -> bool:
+        """Whether the journal knows of something that the flow did later than what it does now."""
+        return bool(self.values or self.unasked) or any(key in self.recorded or key in MARKS for key in self._order)
+
     def unfinished(self) -> list[str]:
         """The keys of child runs that have not ended."""
         return [key for key in self.children if key not in self.boxes and key not in self.ended_by_itself]

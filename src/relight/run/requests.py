@@ -9,7 +9,9 @@ from typing import Any, NoReturn
 from relight.flow.call import Call, make
 from relight.flow.definitions import Flow
 from relight.flow.scope import Scope
+from relight.model.run import Run, Status
 from relight.run import children, fanout, next_generation, spawned, values, waits
+from relight.run.replay_order import Replay
 
 
 class Asking:
@@ -19,6 +21,19 @@ class Asking:
 
     unawaited: dict[int, Call]
     numbers: Iterator[int]
+    row: Run
+    replay: Replay | None
+    stopping: str | None
+
+    @property
+    def flow_name(self) -> str:
+        return self.row.flow
+
+    def logs_nothing(self) -> bool:
+        if self.stopping is not None:
+            return True
+        # A run that waited when it left memory had been told everything, and had asked for all that it waits for.
+        return self.replay is not None and (self.row.status is Status.WAITING or self.replay.holds_more())
 
     def _call(self, scope: Scope, name: str, begin: Callable[..., Any], *args: Any) -> Call:
         return make(self, name, scope, 3, begin, *args)  # behind this are our caller, and sleep() or the like

@@ -12,6 +12,7 @@ from relight.config import Config
 from relight.execution.background_tasks import Background
 from relight.execution.blocking_watch import BlockingWatch
 from relight.execution.body_tasks import Bodies
+from relight.execution.idle import Idleness
 from relight.execution.running_loop import Floor
 from relight.execution.thread_pool import Threads
 from relight.flow.registry import Registry
@@ -46,6 +47,7 @@ class Services(msgspec.Struct, frozen=True):
     metrics: Metrics
     owner: str
     loop: asyncio.AbstractEventLoop
+    idleness: Idleness
     said: set[tuple[str, str]]  # run and text: what need not be said again in the life of this process
 
 

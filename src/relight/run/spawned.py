@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from relight.errors import ConflictError, DefinitionError, RunCancelledError, RunNotFoundError, Unwind
+from relight.errors import ConflictError, RunCancelledError, RunNotFoundError, Unwind
 from relight.flow.definitions import Flow
 from relight.flow.payloads import rebuild_error, record_error
 from relight.flow.scope import Scope, here
@@ -116,8 +116,7 @@ def spawn(
     scope = here(scope)
     key = scope.begin(f"$spawn.{flow.name}")
     data = flow.arguments.seal(args, kwargs, run.services.config.payload.max_bytes)
-    if run.services.registry.find(flow.name) is not flow:
-        raise DefinitionError(f"spawn({flow.name!r}): the flow is not registered under that name in this process")
+    run.services.registry.check(flow)
     given_id = None if run_id is None else arguments.check_run_id(run_id)
     return run.ask(_Spawn(run, scope, key, flow, data, given_id, handle))
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 async def do_plainly(op: StepOperation) -> None:
     """On the program's loop: call a step's body as it is, with nothing around it. Most end without having waited for anything."""
     run, step, key, run_key = op.run, op.step, op.key, op.scope.run_key
-    CURRENT.set(StepInfo(run.run_id(run_key) if run_key else run.id, key, 1, run.id))
+    CURRENT.set(StepInfo(run.run_id(run_key) if run_key else run.id, key, 1, run.id, run.row.flow))
     try:
         result = await step.fn(*op.args, **op.kwargs)
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is how that body ended, and nothing else
@@ -84,7 +84,7 @@ def completed(op: StepOperation, result: Any, attempt: int) -> None:
         output, blob = run.payload(data)
     at = run.now()
     took_us = int((at - op.began) * 1e6)
-    entry = StepCompleted(op.key, output, blob, step.fingerprint, op.digest, attempt, int(at * 1e6), took_us)
+    entry = StepCompleted(op.key, output, blob, step.fingerprint, op.digest, attempt, int(at * 1e6), took_us, op.parts)
     if op.on_result is None:
         op.recorded = True  # as run.record() does
         if run.status is not RUNNING:
@@ -108,7 +108,7 @@ def ended_badly(op: StepOperation, error: BaseException, attempt: int = 1) -> No
             return
     op.error = recordable(error, op.step.what)
     record = record_error(op.error)
-    run.record(StepFailed(op.key, record, op.step.fingerprint, op.digest, attempt, *_times(op)), op)
+    run.record(StepFailed(op.key, record, op.step.fingerprint, op.digest, attempt, *_times(op), op.parts), op)
 
 
 def _times(op: StepOperation) -> tuple[int, int]:
@@ -146,7 +146,7 @@ async def _attempts(op: StepOperation) -> None:
             return  # the next attempt is made when the run comes back, if it does; or the flow has given up on it
         if attempt > 1 and run.lease_has_lapsed:
             await run.confirm()
-        info = StepInfo(run.run_id(op.scope.run_key), op.key, attempt, run.id)
+        info = StepInfo(run.run_id(op.scope.run_key), op.key, attempt, run.id, run.row.flow)
         asked_at = run.services.clock.now()
         # First: what waits for a thread has not begun, and its time does not run.
         slot = await run.services.threads.slot(bounded=not op.scope.holds_thread) if _needs_thread(op) else None

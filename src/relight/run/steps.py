@@ -16,6 +16,7 @@ from relight.errors import NonDeterminismError, Unwind, VersionMismatchError
 from relight.execution.body_tasks import OVER
 from relight.flow import garbage
 from relight.flow.call import Call
+from relight.flow.changed_arguments import changed_arguments
 from relight.flow.definitions import Step
 from relight.flow.payloads import rebuild_error
 from relight.flow.scope import CURRENT, Scope, here
@@ -39,7 +40,7 @@ _init_future = asyncio.Future.__init__
 class StepOperation(Operation):
     """One step call of a flow."""
 
-    __slots__ = ("args", "began", "context", "coro", "digest", "kwargs", "on_result", "step", "task")
+    __slots__ = ("args", "began", "context", "coro", "digest", "kwargs", "on_result", "parts", "step", "task")
 
     kind = "step"
     ends_later = True
@@ -65,10 +66,10 @@ class StepOperation(Operation):
         self.step = step
         self.args = args
         self.kwargs = kwargs
-        self.digest = (
-            step.arguments.digest(args, kwargs)
+        self.digest, self.parts = (
+            step.arguments.digests(args, kwargs)
             if run.replay is None
-            else step.arguments.digest(args, kwargs, run.replay.digest_of(key))
+            else step.arguments.digests(args, kwargs, run.replay.digest_of(key))
         )
         # What the flow has set so far is seen by the body; what the body sets stays in it, as with a task.
         self.context = contextvars.copy_context()
@@ -121,6 +122,7 @@ class StepOperation(Operation):
             return OVER
         if awaited is not OVER:
             self.coro = coro
+            self.parts = self.parts or self.step.arguments.parts(self.args, self.kwargs)
             if plainly:
                 run.inflight[self.key] = self
                 run.services.long_steps.add(self, 1)
@@ -189,16 +191,19 @@ def _still_valid(op: StepOperation, outcome: Outcome) -> bool:
             )
             run.stuck(Hold.VERSION, VersionMismatchError(why))
         return policy != "rerun"
-    what = f"arguments changed ({outcome.digest} → {op.digest})"
+    what, hint = changed_arguments(
+        step.arguments, op.args, op.kwargs, outcome.parts, op.parts or step.arguments.parts(op.args, op.kwargs)
+    )
     done = "it is executed again" if policy == "rerun" else "the run is held"
-    _say_changed(run, Token.INPUT_MISMATCH, f"step {key!r}: {what} since it was recorded; {done} ({policy})")
+    aside = f" ({hint})" if hint else ""
+    _say_changed(run, Token.INPUT_MISMATCH, f"step {key!r}: {what} since it was recorded{aside}; {done} ({policy})")
     if policy == "rerun":
         return False
     # No edit of the step explains that: flow code was changed, or is not deterministic. Its result is another call's.
     why = (
         f"step {key!r}: {what} since it was recorded, and its code has not: the flow's code was changed, or is not "
-        "deterministic; restore it, name the argument in @step(volatile=...), or set version_mismatch to rerun, then resume "
-        "the run"
+        f"deterministic{aside}; restore it, name the argument in @step(volatile=...), or set version_mismatch to rerun, then "
+        "resume the run"
     )
     run.stuck(Hold.NONDETERMINISM, NonDeterminismError(why))
     return True

@@ -357,3 +357,4 @@ def blocked(run: LiveRun) -> None:
         run.change(Status.WAITING, owner=run.services.owner, wake_at=leaving.due_at(run))
         writer.flush()
     leaving.consider_parking(run)
+    run.services.idleness.look()

@@ -3,9 +3,14 @@
     clock = FakeClock()
     async with Relight("memory:", clock=clock) as rl:
         run = await rl.start(remind_in_a_week)
-        ...                          # until the run sleeps
+        await rl.idle()              # the run sleeps
         clock.advance("7d")
         await run.result()
+
+or, where nothing has to be looked at in between, with time that passes by itself:
+
+    async with Relight("memory:", clock=clock) as rl, clock.advancing(rl):
+        await rl.run(remind_in_a_week)
 
 What waits for a schedule (sleeps, signals' timeouts, back-off, parking) follows this clock. What waits for a machine
 does not: a step's own `await asyncio.sleep(1)`, a disk that is tried again, the `timeout` of `result()`.
@@ -14,14 +19,22 @@ does not: a step's own `await asyncio.sleep(1)`, a disk that is tried again, the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
 
 from relight.durations import Duration, parse_duration
 
 START = 1_700_000_000.0  # in November 2023: a time like any other, the same in every test
 ROUNDING_SECONDS = 1e-6  # of sums of floats this size: ten advances by 0.1 end a sleep of 1
+
+
+class Engine(Protocol):
+    """As much of a Relight as a clock needs to know."""
+
+    async def idle(self) -> None: ...
 
 
 class FakeTimer:
@@ -51,6 +64,8 @@ class FakeClock:
         self._monotonic = 0.0
         self._timers: list[tuple[float, int, FakeTimer]] = []  # a heap by monotonic time, then by order of creation
         self._order = itertools.count()
+        self._armed: asyncio.Event | None = None  # whoever lets time pass by itself waits for a timer
+        self._advancing: asyncio.AbstractEventLoop | None = None  # on this loop
 
     def now(self) -> float:
         return self._now
@@ -65,6 +80,8 @@ class FakeClock:
             timer.loop.call_soon(timer.fire)
         else:
             heapq.heappush(self._timers, (self._monotonic + delay, next(self._order), timer))
+            if self._armed is not None and self._advancing is not None:
+                self._advancing.call_soon_threadsafe(self._armed.set)
         return timer
 
     @property
@@ -93,6 +110,42 @@ class FakeClock:
             else:
                 timer.loop.call_soon_threadsafe(timer.fire)
         self._pass(target - self._monotonic)
+
+    def advance_to_next(self) -> bool:
+        """Let time pass until the next timer is due, and call what is due then. False if there is no timer."""
+        while self._timers and self._timers[0][2].cancelled:
+            heapq.heappop(self._timers)
+        if not self._timers:
+            return False
+        self.advance(max(self._timers[0][0] - self._monotonic, 0.0))
+        return True
+
+    @contextlib.asynccontextmanager
+    async def advancing(self, *engines: Engine) -> AsyncIterator[None]:
+        """In this context time passes by itself: whenever all these engines are idle, it jumps to the next timer.
+
+        It waits for steps, which take the time that they really take. What only time can end, and no timer of this clock, does
+        not end: a step that waits for an event of the test is not timed out.
+        """
+        self._armed, self._advancing = asyncio.Event(), asyncio.get_running_loop()
+        task = asyncio.ensure_future(self._advance_by_itself(engines, self._armed))
+        try:
+            yield
+        finally:
+            self._armed = self._advancing = None
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _advance_by_itself(self, engines: tuple[Engine, ...], armed: asyncio.Event) -> None:
+        while True:
+            armed.clear()
+            for engine in engines:
+                await engine.idle()
+            for engine in engines[:-1]:  # what the last one did may have told the others something
+                await engine.idle()
+            if not self.advance_to_next():
+                await armed.wait()
 
     def set(self, now: float) -> None:
         """Set the wall clock, as an administrator would: timers, which follow monotonic time, do not notice."""

@@ -11,7 +11,7 @@
 `explore` finds out how many operations a scenario takes and tries every k of every mode: each in a real child process, which
 is then resumed in fresh ones until the scenario ends. It judges by the effects ledger (see `ledger`), not by the journal:
 
-    report = explore("shop.flows:checkout", "order-1")     # a flow and its arguments
+    report = explore("shop.flows:checkout", Order("1", 5)) # a flow and its arguments, whatever it takes
     report.check()                                         # AssertionError naming crash points and logs
     print(report)                                          # 214 points, 140 kills: lost 0, duplicated 0, repeated 36
 
@@ -32,6 +32,7 @@ differently from life to life (a changed item, a step that may not be repeated) 
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import shutil
 import signal
@@ -44,9 +45,10 @@ from typing import Any, Self
 import msgspec
 
 from relight.clock import SYSTEM_CLOCK
+from relight.errors import DefinitionError
 from relight.flow.definitions import Flow
 from relight.testing.crashing_store import READS, CrashingStore, CrashPlan, Mode, patiently
-from relight.testing.forkserver import ForkServer, Order, tail
+from relight.testing.forkserver import ForkServer, Order, find, main_module, tail
 from relight.testing.ledger import Ledger, Line
 from relight.testing.trials import Check, Outcome, Report, Trial, judge
 
@@ -83,12 +85,38 @@ def own_leases(directory: Path) -> Mapping[str, Any]:
     return {"store": f"{directory}/app.db", "leases": "store"}
 
 
+def _sealed(scenario: str | Flow[..., Any], arguments: list[Any], keywords: Mapping[str, Any]) -> str | None:
+    """Arguments of a flow as its runs have them in their journals. None if they are plain JSON, which every process can read
+    without knowing the flow. A scenario function takes nothing else."""
+    if not keywords and _is_plain_json(arguments):
+        return None
+    found = find(scenario) if isinstance(scenario, str) else scenario
+    if not isinstance(found, Flow):
+        what = f"the keywords {', '.join(keywords)}" if keywords else f"arguments that are no plain JSON: {arguments!r}"
+        raise DefinitionError(
+            f"{scenario} is a scenario and no flow, and takes a list of JSON values; it was given {what}"
+        )
+    return found.arguments.seal(tuple(arguments), keywords).decode()
+
+
+def _path_of(flow: Flow[..., Any]) -> str:
+    module = flow.fn.__module__
+    return f"{main_module() if module == '__main__' else module}:{flow.fn.__qualname__}"
+
+
+def _is_plain_json(value: Any) -> bool:
+    if type(value) in (list, dict):
+        parts = value if type(value) is list else [*value.values(), *value]
+        return all(map(_is_plain_json, parts)) and (type(value) is list or all(type(key) is str for key in value))
+    return value is None or type(value) in (str, int, bool) or (type(value) is float and math.isfinite(value))
+
+
 class Explorer:
     """Tries a scenario under crash plans. A context manager: it owns the server that forks the processes.
 
-    `scenario` is an import path, "module:name", of a flow or of a scenario function; `arguments` go to the flow, or to the
-    scenario in `life.arguments`. `check` raises AssertionError when a trial's end is not right; without it, outcome and
-    effects must be those of an undisturbed run.
+    `scenario` is an import path, "module:name", of a flow or of a scenario function. `arguments` (and `keywords`) go to the
+    flow: whatever a run of it may be started with. A scenario finds them, as JSON, in `life.arguments`. `check` raises
+    AssertionError when a trial's end is not right; without it, outcome and effects must be those of an undisturbed run.
 
     `lives` are settings beside `config` for one life after the other; the last are those of all that follow. `witness` are
     those of a process that is there all the time, life 0; it is then what ends the scenario. `places` gives the settings that
@@ -104,6 +132,7 @@ class Explorer:
         scenario: str | Flow[..., Any],
         arguments: Sequence[Any] = (),
         *,
+        keywords: Mapping[str, Any] | None = None,
         config: Mapping[str, Any] | None = None,
         check: Check | None = None,
         directory: Path | None = None,
@@ -114,10 +143,9 @@ class Explorer:
         witness: Mapping[str, Any] | None = None,
         servers: list[ForkServer] | None = None,
     ) -> None:
-        self.scenario = (
-            f"{scenario.fn.__module__}:{scenario.fn.__qualname__}" if isinstance(scenario, Flow) else scenario
-        )
+        self.scenario = scenario if isinstance(scenario, str) else _path_of(scenario)
         self._arguments = list(arguments)
+        self._sealed = _sealed(scenario, self._arguments, keywords or {})
         self._config = dict(config or {})
         self._check = check
         # A SIGKILL leaves what was written whole, synced or not: on a disk in memory every sync is as true, and faster.
@@ -295,7 +323,8 @@ class Explorer:
         later = number == 1 + self._prepares and self._baseline is not None and self._baseline.later
         argument = {
             "scenario": self.scenario,
-            "arguments": self._arguments,
+            "arguments": self._arguments if self._sealed is None else [],
+            "sealed": self._sealed,
             "config": {**self._places(trial.directory), **self._config, **self._settings(number)},
             "directory": str(trial.directory),
             "number": number,
@@ -351,11 +380,12 @@ class _Witness:
 def explore(
     scenario: str | Flow[..., Any],
     *arguments: Any,
+    keywords: Mapping[str, Any] | None = None,
     modes: Sequence[Mode] = MODES,
     config: Mapping[str, Any] | None = None,
     check: Check | None = None,
     directory: Path | None = None,
 ) -> Report:
     """Every crash point of a scenario, or of a flow with these arguments. See the module's docstring."""
-    with Explorer(scenario, arguments, config=config, check=check, directory=directory) as explorer:
+    with Explorer(scenario, arguments, keywords=keywords, config=config, check=check, directory=directory) as explorer:
         return explorer.explore(modes)

@@ -124,12 +124,21 @@ def _be_child(order: Order) -> None:
 
 
 def find(target: str) -> Callable[..., Any]:
-    """What "module:qualified.name" names."""
+    """What "module:qualified.name" names. The program that is running is not imported a second time under its own name: its
+    classes would be others than those of its objects."""
     module, _, name = target.partition(":")
-    found: Any = importlib.import_module(module)
+    program = module == main_module() and module not in sys.modules
+    found: Any = sys.modules["__main__"] if program else importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part)
     return found  # type: ignore[no-any-return]
+
+
+def main_module() -> str:
+    """The name under which another process can import the program that is running here."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    return spec.name if spec is not None else Path(getattr(main, "__file__", None) or "").stem
 
 
 def _die_with_parent() -> None:

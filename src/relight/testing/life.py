@@ -85,14 +85,21 @@ class Life(msgspec.Struct):
             SYSTEM_CLOCK.call_later(POLL_SECONDS, lambda over=over: over.done() or over.set_result(None))  # type: ignore[misc]
             await over
 
-    async def start(self, rl: Relight, flow: Flow[..., Any], *args: Any, id: str = RUN_ID) -> Handle[Any]:  # noqa: A002 - as Relight.start
+    async def start(
+        self,
+        rl: Relight,
+        flow: Flow[..., Any],
+        *args: Any,
+        id: str = RUN_ID,  # noqa: A002 - as Relight.start
+        **kwargs: Any,
+    ) -> Handle[Any]:
         """Start a run, in the first life or again in a later one. Whatever was accepted before must still be there."""
         if self.facts("accepted", id):
             try:
                 await patiently(lambda: rl.get(id))
             except RunNotFoundError:
                 raise AssertionError(f"run {id!r} was accepted in an earlier life, and is lost") from None
-        handle = await patiently(lambda: rl.start(flow.with_id(id), *args))
+        handle = await patiently(lambda: rl.start(flow.with_id(id), *args, **kwargs))
         note("accepted", id)
         return handle
 
@@ -130,6 +137,12 @@ def live(order: dict[str, Any]) -> None:
     Path(order["outcome"]).write_bytes(msgspec.json.encode(outcome))
 
 
+def _arguments(flow: Flow[..., Any], order: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the flow is called with: see `crashpoints`."""
+    sealed = order["sealed"]
+    return (tuple(order["arguments"]), {}) if sealed is None else flow.arguments.open(sealed.encode())
+
+
 async def _live(order: dict[str, Any]) -> Outcome:
     directory = Path(order["directory"])
     settings = order["config"]
@@ -155,7 +168,8 @@ async def _live(order: dict[str, Any]) -> Outcome:
     rl = await patiently(opened)
     try:
         if isinstance(scenario, Flow):
-            value = await life.end(await life.start(rl, scenario, *life.arguments))
+            args, kwargs = _arguments(scenario, order)
+            value = await life.end(await life.start(rl, scenario, *args, **kwargs))
         else:
             value = await scenario(rl, life)
     finally:

@@ -1,0 +1,321 @@
+"""`Relight.idle()`: nothing of the engine can happen before time passes or somebody tells it something. And time that passes by
+itself then."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from relight import Relight, Retry, flow, foreach, parallel, sleep, spawn, step, wait_for
+from relight.execution import idle
+from relight.testing.clock import FakeClock
+from tests.flows.world import World
+
+
+@pytest.fixture(autouse=True)
+def no_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever forgets to say that something has ended makes a test hang."""
+    monkeypatch.setattr(idle, "CHECK_SECONDS", 3600.0)
+
+
+async def nothing_happens(world: World) -> None:
+    """Whatever the engine does for a while, it is not what it does for its runs."""
+    rl = world.rl
+    before = (rl.services.recorder.commits, rl.services.recorder.entries, set(rl.orchestrator.live))
+    until = time.monotonic() + 0.05
+    while time.monotonic() < until:
+        await asyncio.sleep(0)
+        assert rl.services.idleness.now
+    assert (rl.services.recorder.commits, rl.services.recorder.entries, set(rl.orchestrator.live)) == before
+
+
+class Places(list[str]):
+    """Where a flow has been. On replay it is there again."""
+
+    def append(self, place: str) -> None:
+        if place not in self:
+            super().append(place)
+
+
+@step
+async def quick(n: int) -> int:
+    return n
+
+
+@step
+async def slow(n: int) -> int:
+    await asyncio.sleep(0.05)
+    return n
+
+
+@step
+def in_thread(n: int) -> int:
+    time.sleep(0.05)
+    return n
+
+
+SLOW = {
+    "commit": 40,
+    "claim_due": 30,
+    "next_due": 20,
+    "read": 30,
+    "inbox": 30,
+    "get_run": 10,
+    "post": 30,
+    "messages_after": 30,
+}
+
+
+@pytest.mark.parametrize("store", ["fast", "slow"])
+async def test_a_flow_has_come_to_where_it_waits(world: World, store: str):
+    if store == "slow":
+        world.slow.update(SLOW)
+    where = Places()
+
+    @flow
+    async def inner(n: int) -> int:
+        await slow(n)
+        await sleep("1h")
+        return n
+
+    @flow
+    async def spawned() -> None:
+        await wait_for("never", timeout="3d")
+
+    @flow
+    async def outer() -> int:
+        await foreach([1, 2, 3], quick, concurrency=2)
+        await asyncio.gather(slow(1), in_thread(2))
+        where.append("sleeps")
+        await sleep("1h")
+        where.append("calls")
+        found = list(await asyncio.gather(inner(1), inner(2)))
+        where.append("waits")
+        found.append(await wait_for("go", int))
+        other = await spawn(spawned.with_id("other"))
+        where.append("joins")
+        try:
+            await other
+        except TimeoutError:
+            pass
+        return sum(found)
+
+    rl = await world.open()
+    run = await rl.start(outer.with_id("r"))
+    await rl.idle()
+    assert where == ["sleeps"]
+    assert await run.status() == "waiting"
+    await nothing_happens(world)
+    world.clock.advance("1h")
+    await rl.idle()
+    assert where == ["sleeps", "calls"]
+    await nothing_happens(world)
+    world.clock.advance("1h")
+    await rl.idle()
+    assert where == ["sleeps", "calls", "waits"]
+    world.clock.advance(rl.config.park_after_seconds)
+    await rl.idle()
+    assert "r" not in rl.orchestrator.live  # parked
+    await nothing_happens(world)
+    await run.signal("go", 4)
+    await rl.idle()
+    assert where == ["sleeps", "calls", "waits", "joins"]
+    assert await (await rl.get("other")).status() == "waiting"
+    await nothing_happens(world)
+    rl = await world.crash_and_reopen()
+    await rl.idle()
+    assert set(rl.orchestrator.live) == {"r", "other"}
+    await nothing_happens(world)
+    world.clock.advance("3d")
+    await rl.idle()
+    assert await (await rl.get("other")).status() == "failed"
+    assert await (await rl.get("r")).status() in ("completed", "failed")
+    assert not rl.orchestrator.live
+
+
+async def test_sync_flows_and_their_threads_are_waited_for(world: World):
+    where = Places()
+
+    @flow
+    def sync() -> None:
+        parallel(lambda: in_thread(1), lambda: in_thread(2))
+        where.append("sleeps")
+        sleep("1h")
+        time.sleep(0.05)  # the flow's own code takes its time
+        where.append("over")
+
+    rl = await world.open()
+    await rl.start(sync.with_id("r"))
+    await rl.idle()
+    assert where == ["sleeps"]
+    assert "r" not in rl.orchestrator.live  # a sync flow is parked at once
+    await nothing_happens(world)
+    world.clock.advance("1h")
+    await rl.idle()
+    assert where == ["sleeps", "over"]
+    assert await (await rl.get("r")).status() == "completed"
+
+
+async def test_a_step_under_way_is_waited_for_and_a_back_off_is_not(world: World):
+    tried: list[int] = []
+    go_on = threading.Event()
+
+    @step(retry=Retry(attempts=3, delay="10m"))
+    def failing() -> str:
+        go_on.wait()
+        tried.append(len(tried) + 1)
+        if len(tried) < 3:
+            raise ValueError("not yet")
+        return "well"
+
+    @flow
+    async def tries() -> str:
+        return str(await failing())
+
+    rl = await world.open()
+    run = await rl.start(tries)
+    waiting = asyncio.ensure_future(rl.idle())
+    for _ in range(100):
+        await asyncio.sleep(0.001)
+    assert not waiting.done()
+    go_on.set()
+    await waiting
+    assert tried == [1]
+    world.clock.advance("10m")
+    await rl.idle()
+    assert tried == [1, 2]
+    world.clock.advance("10m")
+    assert await run.result() == "well"
+
+
+async def test_runs_that_are_held_paused_or_cancelled(world: World):
+    @flow
+    async def held() -> None:
+        await wait_for("go")
+
+    rl = await world.open()
+    run = await rl.start(held)
+    await rl.idle()
+    await run.pause()
+    await rl.idle()
+    assert await run.status() == "paused"
+    await nothing_happens(world)
+    await run.resume()
+    await rl.idle()
+    assert await run.status() == "waiting"
+    await run.cancel()
+    await rl.idle()
+    assert await run.status() == "cancelled"
+    await nothing_happens(world)
+
+
+async def test_several_may_wait_and_an_idle_engine_answers_at_once(world: World):
+    rl = await world.open()
+    await asyncio.gather(rl.idle(), rl.idle(), rl.idle())
+
+    @flow
+    async def once() -> int:
+        return int(await slow(1))
+
+    await asyncio.gather(rl.start(once), rl.idle(), rl.idle())
+    await rl.idle()
+    assert not rl.orchestrator.live
+
+
+def test_a_blocking_engine_has_it_too():
+    @flow
+    def blocking() -> str:
+        sleep("7d")
+        return "a week later"
+
+    clock = FakeClock()
+    with Relight("memory:", clock=clock) as rl:
+        run = rl.start(blocking)
+        rl.idle()
+        assert run.status() == "waiting"
+        clock.advance("7d")
+        assert run.result() == "a week later"
+
+
+# ---- time that passes by itself
+
+
+async def test_time_jumps_from_timer_to_timer(world: World):
+    seen: list[Any] = []
+
+    @step(retry=Retry(attempts=3, delay="1d"))
+    async def failing() -> None:
+        seen.append(world.clock.now())
+        if len(seen) < 3:
+            raise ValueError("not yet")
+
+    @flow
+    async def long() -> str:
+        await failing()
+        await sleep("40d")
+        await asyncio.gather(*(sleep(f"{n}h") for n in range(5)))
+        try:
+            async with asyncio.timeout(86_400):
+                await wait_for("never")
+        except TimeoutError:
+            pass
+        return str(await wait_for("nobody", str, timeout="1d", default="nobody"))
+
+    rl = await world.open()
+    began = world.clock.now()
+    async with world.clock.advancing(rl):
+        assert await rl.run(long) == "nobody"
+    assert [round(at - began) for at in seen] == [0, 86_400, 2 * 86_400]
+    days = (world.clock.now() - began) / 86_400
+    assert 44 <= days < 45
+
+
+async def test_time_does_not_jump_ahead_of_a_signal(world: World):
+    """The test speaks after each result, and is heard before time passes."""
+
+    @flow
+    async def asked(n: int) -> str:
+        return str(await wait_for("answer", str, timeout="1s", default="nobody"))
+
+    world.slow.update(SLOW)
+    rl = await world.open()
+    async with world.clock.advancing(rl):
+        for n in range(5):
+            run = await rl.start(asked, n)
+            await run.signal("answer", "me")
+            assert await run.result() == "me"
+        assert await rl.run(asked, 6) == "nobody"
+
+
+async def test_a_clock_for_several_engines(world: World):
+    @flow
+    async def other() -> str:
+        await sleep("1d")
+        return "other"
+
+    @flow
+    async def one() -> str:
+        return str(await (await spawn(other)))
+
+    first, second = await world.open(), await world.open()
+    async with world.clock.advancing(first, second):
+        assert list(await asyncio.gather(first.run(one), second.run(one))) == ["other", "other"]
+
+
+async def test_it_ends_with_its_context(world: World):
+    rl = await world.open()
+    async with world.clock.advancing(rl):
+        pass
+
+    @flow
+    async def sleeping() -> None:
+        await sleep("1d")
+
+    run = await rl.start(sleeping)
+    await rl.idle()
+    await nothing_happens(world)
+    assert await run.status() == "waiting"
