@@ -8,49 +8,40 @@ import datetime as dt
 import importlib
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, ParamSpec, Self, TypeVar, overload
 
+from relight.assembly import assemble
 from relight.backend_choice import make_leases, make_store
 from relight.blocking import BlockingRelight
 from relight.clock import SYSTEM_CLOCK, SYSTEM_ENTROPY, Clock, Entropy, StoreClock
 from relight.config import Config, load_config
 from relight.errors import ConfigError, RelightError, RunNotFoundError, RunStateError
-from relight.execution.background_tasks import Background
-from relight.execution.blocking_watch import BlockingWatch
-from relight.execution.body_tasks import Bodies
-from relight.execution.idle import Idleness
-from relight.execution.run_loop import close_generator
-from relight.execution.running_loop import Floor
-from relight.execution.thread_pool import Threads
 from relight.flow import garbage
 from relight.flow.definitions import Flow, FlowWithId
-from relight.flow.registry import REGISTRY
+from relight.flow.registry import REGISTRY, Registry
 from relight.flow.scope import refuse_engine_in_flow_code
 from relight.flow.user_threads import hand_down_context, leave_threads_alone
 from relight.handle import Handle
 from relight.metrics import Metrics
 from relight.model.run import ItemResult, Message, Page, Run, RunFilter, Status
 from relight.orchestrator.fork import fork
-from relight.orchestrator.health import Health, health_of, let_go_when_broken, report_failure
+from relight.orchestrator.health import Health, health_of
 from relight.orchestrator.orchestrator import Orchestrator
 from relight.orchestrator.start import flow_to_start, start
-from relight.ownership.heartbeats import Keeper
 from relight.ownership.liveness import agree_on_manager, appear
 from relight.ports.leases import LeaseManager
 from relight.ports.store import Store
 from relight.process import mark_dead, this_process
-from relight.record.recorder import Recorder
 from relight.recovery.explain import Explanation, explain
 from relight.recovery.orphans import OrphanRecovery
 from relight.recovery.plan import Planned, incomplete, plan
 from relight.recovery.resume import resume
-from relight.run.long_steps import LongSteps
 from relight.run.services import Services
 from relight.stop_signal import stop_signal
 from relight.store_url import printable_url
-from relight.supervisor import Part, Supervisor
+from relight.supervisor import Part
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -66,8 +57,8 @@ class Relight:
             print(await run.result())
 
     `url` is a path or sqlite:///path, postgresql://…, or memory: for tests; every other setting of `relight.config` may be
-    given by keyword. A `store` given as an object comes with its `lease_manager`, or has none: then
-    one process at a time.
+    given by keyword. A `store` given as an object comes with its `lease_manager`, or has none: then one process at a time.
+    `flows` are those that this engine knows; by default all that the process has defined.
     `with Relight(...)` (without async) gives the same engine with blocking methods, on a loop of its own.
     """
 
@@ -79,6 +70,7 @@ class Relight:
         lease_manager: LeaseManager | None = None,
         clock: Clock = SYSTEM_CLOCK,
         entropy: Entropy = SYSTEM_ENTROPY,
+        flows: Iterable[Flow[..., Any]] | None = None,
         **config: Any,
     ) -> None:
         self.config: Config = load_config(None if url is None else os.fspath(url), config, os.environ)
@@ -86,6 +78,7 @@ class Relight:
         self._leases = lease_manager
         self._clock = clock
         self._entropy = entropy
+        self.registry = REGISTRY if flows is None else Registry(flows)
         self._services: Services | None = None
         self._orchestrator: Orchestrator | None = None
         self._recovery: OrphanRecovery | None = None
@@ -120,7 +113,6 @@ class Relight:
             raise RelightError("this Relight is open already")
         for module in self.config.modules:
             importlib.import_module(module)
-        loop = asyncio.get_running_loop()
         store = self._store if self._store is not None else make_store(self.config, self._clock)
         clock = StoreClock(self._clock)  # set as soon as the server can be asked
         leases = (
@@ -130,55 +122,23 @@ class Relight:
         )
         await store.open()
         try:
-            await self._open_on(store, leases, clock, loop)
+            await self._open_on(store, leases, clock)
         except BaseException:
             await store.close()
             raise
 
-    async def _open_on(
-        self, store: Store, leases: LeaseManager, clock: StoreClock, loop: asyncio.AbstractEventLoop
-    ) -> None:
+    async def _open_on(self, store: Store, leases: LeaseManager, clock: StoreClock) -> None:
         await agree_on_manager(store, leases, drives=self.config.drive)
         owner = f"{self.config.orchestrator_id or socket.gethostname()}#{self._entropy.uuid().hex[:12]}"
         process = this_process(owner)
-        watch, bodies = BlockingWatch(), Bodies(loop)
-        floor = Floor(loop, close_generator, watch, bodies)
-        supervisor, idleness = Supervisor(report_failure), Idleness()
-        services = Services(
-            store=store,
-            keeper=Keeper(
-                leases,
-                owner,
-                process,
-                self.config.recovery.lease_ttl_seconds,
-                drives=self.config.drive,
-                supervisor=supervisor,
-            ),
-            recorder=Recorder(store, loop, floor, supervisor, idleness),
-            clock=await self._clock_of(store, clock),
-            entropy=self._entropy,
-            threads=Threads(loop, self.config.max_threads),
-            bodies=bodies,
-            floor=floor,
-            watch=watch,
-            background=Background(loop, idleness),
-            supervisor=supervisor,
-            long_steps=LongSteps(clock),
-            registry=REGISTRY,
-            config=self.config,
-            metrics=Metrics(),
-            owner=owner,
-            loop=loop,
-            idleness=idleness,
-            said=set(),
-        )
-        let_go_when_broken(supervisor, services.keeper)
+        clock_here = await self._clock_of(store, clock)
+        services = assemble(self.config, store, leases, clock_here, self._entropy, self.registry, owner, process)
         orchestrator = Orchestrator(services)
         recovery = OrphanRecovery(orchestrator)
         try:
             await services.keeper.start(recovery)
             await orchestrator.delivery.begin()
-            await appear(services.keeper, store, supervisor, process, drives=self.config.drive)
+            await appear(services.keeper, store, services.supervisor, process, drives=self.config.drive)
         except BaseException:
             services.keeper.stop_heartbeats()  # broken off half-way, its thread would keep a session alive that does nothing
             mark_dead(owner)
@@ -189,9 +149,9 @@ class Relight:
         services.recorder.start()
         orchestrator.start()
         if isinstance(services.clock, StoreClock):
-            supervisor.keep("clock", partial(_follow, store, services.clock), essential=False)
+            services.supervisor.keep("clock", partial(_follow, store, services.clock), essential=False)
         if self._recovers:
-            REGISTRY.listen(orchestrator.waker.flow_registered)
+            self.registry.listen(orchestrator.waker.flow_registered)
             recovery.start()
 
     async def signalled(self) -> None:
@@ -222,7 +182,7 @@ class Relight:
         services, orchestrator, recovery = self._services, self._orchestrator, self._recovery
         if self._recovers:
             with contextlib.suppress(ValueError):
-                REGISTRY.unlisten(orchestrator.waker.flow_registered)
+                self.registry.unlisten(orchestrator.waker.flow_registered)
         try:
             await recovery.stop()
             services.recorder.hurry(self.config.shutdown_grace_seconds)
@@ -290,7 +250,7 @@ class Relight:
         `start(checkout.with_id("order-42"), order)` gives it an id. `start("checkout", order, id="order-42")` starts a flow by
         its name. `id=` beside a flow does so, too, but no type checker can check such a call: they refuse it.
         """
-        found, run_id = flow_to_start(REGISTRY, flow, kwargs.pop("id", None))
+        found, run_id = flow_to_start(self.registry, flow, kwargs.pop("id", None))
         _ = self.services
         return Handle(self, await start(self.orchestrator, found, args, kwargs, run_id))
 

@@ -21,7 +21,6 @@ from relight.errors import (
     VersionMismatchError,
 )
 from relight.flow.payloads import ValueCodec, rebuild_error
-from relight.flow.registry import REGISTRY
 from relight.model.blob import check_blob
 from relight.model.journal import ErrorRecord
 from relight.model.operations import OperationReport, StepPage, operations, page
@@ -135,7 +134,7 @@ class Handle(Generic[R_co]):
         it drives runs. A client cannot know who is there: orchestrators that know the flow look for such runs at least
         every check_interval, so after two of them there is none."""
         config = self._relight.config
-        if row.hold is not Hold.DEFINITION or REGISTRY.find(row.flow) is None:
+        if row.hold is not Hold.DEFINITION or self._relight.registry.find(row.flow) is None:
             return False
         if config.drive:
             return config.recovery.enabled
@@ -154,7 +153,7 @@ class Handle(Generic[R_co]):
             data = check_blob(
                 await self._relight.services.store.get_blob(row.output_blob), row.output_blob, row.root_id
             )
-        flow = REGISTRY.find(row.flow)
+        flow = self._relight.registry.find(row.flow)
         codec = flow.result if flow is not None else ValueCodec(Any, f"result of run {row.id!r}")
         return codec.open(data)
 

@@ -11,14 +11,18 @@ from relight.errors import DefinitionError, UnknownFlowError
 if TYPE_CHECKING:
     from relight.flow.definitions import Flow, Step
 
+# The steps of this process, by name, then by place: they are called, not looked up, so all registries share them.
+_steps: dict[str, weakref.WeakValueDictionary[str, Step[..., Any]]] = {}
+
 
 class Registry:
-    """Names to flows. `@flow` registers into REGISTRY; tests may make their own."""
+    """Names to flows. `@flow` registers into REGISTRY, which engines use unless they are given flows of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, flows: Iterable[Flow[..., Any]] = ()) -> None:
         self._flows: dict[str, Flow[..., Any]] = {}
         self._listeners: list[Callable[[str], None]] = []
-        self._steps: dict[str, weakref.WeakValueDictionary[str, Step[..., Any]]] = {}  # by name, then by place
+        for flow in flows:
+            self.add(flow)
 
     def add(self, flow: Flow[..., Any]) -> None:
         """Register a flow. The same place in the source may register again (a reload); another place may not."""
@@ -65,7 +69,7 @@ class Registry:
 
     def add_step(self, step: Step[..., Any]) -> None:
         """Know a step's name. Several steps may share one: steps are called, not looked up."""
-        self._steps.setdefault(step.name, weakref.WeakValueDictionary())[step.place] = step
+        _steps.setdefault(step.name, weakref.WeakValueDictionary())[step.place] = step
 
     def changed(self, recorded: Iterable[tuple[str, str]]) -> tuple[str, ...]:
         """Of recorded steps, as pairs of key and fingerprint, the keys of those whose code is another today. A name that
@@ -73,7 +77,7 @@ class Registry:
         return tuple(key for key, fingerprint in recorded if self._is_changed(key, fingerprint))
 
     def _is_changed(self, key: str, fingerprint: str) -> bool:
-        known = self._steps.get(key.rpartition("/")[2].partition(":")[0])
+        known = _steps.get(key.rpartition("/")[2].partition(":")[0])
         return bool(known) and all(step.fingerprint != fingerprint for step in list((known or {}).values()))
 
     def listen(self, listener: Callable[[str], None]) -> None:
