@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from relight import Relight, RunCancelledError
+from relight.testing import cluster
 from tests.cli import shop
 from tests.cli.shop import MODULE, marks, open_gate, orchestrator, relight, statuses, until
 
@@ -32,8 +33,12 @@ def scene(tmp_path_factory) -> Path:
                 await rl.start(what, id=run_id)
             await rl.start(shop.shop_order, 3, id="order")
             waits = await rl.get("waits")
-            while (await waits.describe()).status != "waiting" or (await waits.describe()).owner is not None:
-                await rl.list()  # until it is parked
+
+            async def is_parked() -> bool:
+                row = await waits.describe()
+                return row.status == "waiting" and row.owner is None
+
+            await cluster.until(is_parked, "it to be parked")
 
     try:
         asyncio.run(start())
