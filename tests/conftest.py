@@ -96,11 +96,8 @@ def _group(item: pytest.Item) -> str:
     return str(mark.args[0]) if mark else item.nodeid
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    if session.config.getoption("loadgroup", default=False):
-        apart = [item.nodeid for item in session.items if _group(item) != item.nodeid and "@" not in item.nodeid]
-        assert not apart, f"pytest-xdist does not keep groups of tests together: {apart[0]}"
-    # Thousands of tests stay as they are from here on: the garbage collector need not look at them again and again.
+def pytest_collection_finish() -> None:
+    """Thousands of tests stay as they are from here on: the garbage collector need not look at them again and again."""
     gc.freeze()
 
 
