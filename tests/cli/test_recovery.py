@@ -13,6 +13,7 @@ import pytest
 from relight import Relight, RunCancelledError
 from tests.cli import shop
 from tests.cli.shop import MODULE, marks, open_gate, orchestrator, relight, statuses, until
+from tests.harness import cluster
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.xdist_group("cli-recovery")]  # all share a scene
 
@@ -32,8 +33,12 @@ def scene(tmp_path_factory) -> Path:
                 await rl.start(what.with_id(run_id))
             await rl.start(shop.shop_order.with_id("order"), 3)
             waits = await rl.get("waits")
-            while (await waits.describe()).status != "waiting" or (await waits.describe()).owner is not None:
-                await rl.list()  # until it is parked
+
+            async def is_parked() -> bool:
+                row = await waits.describe()
+                return row.status == "waiting" and row.owner is None
+
+            await cluster.until(is_parked, "it to be parked")
 
     try:
         asyncio.run(start())

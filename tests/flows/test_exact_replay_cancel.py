@@ -265,7 +265,6 @@ async def test_a_branch_cancelled_by_its_group_at_the_end_of_replay_is_cancelled
     await gates["fails"].open(after=1)
     await run.resume()
     await until(lambda: len(ways) == 2)
-    await world.until_status("running", run)
     assert await replay_to_the_end(world, run) == "over"
     assert said == ["left"]
     assert ways.check(at_least=3) == ["enter", "left", "failed"]

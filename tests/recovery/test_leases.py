@@ -16,7 +16,8 @@ from relight.clock import SYSTEM_CLOCK
 from relight.errors import LeasesUnavailableError
 from relight.flow.registry import Registry
 from relight.model.lease import Orphaned
-from relight.model.run import Hold, Status
+from relight.model.run import Hold, Message, MessageKind, Status
+from relight.orchestrator.orchestrator import Orchestrator
 from relight.ports.store import Commit, CommitResult, Fenced
 from relight.process import mark_dead
 from relight.run.live_run import LiveRun
@@ -100,6 +101,13 @@ def owner_is(rl: Relight, run_id: str, name: str | None) -> Callable[[], Any]:
     async def look() -> bool:
         owner = (await rl.row(run_id)).owner
         return owner is None if name is None else (owner or "").startswith(f"{name}#")
+
+    return look
+
+
+def is_cancelled(rl: Relight) -> Callable[[], Any]:
+    async def look() -> bool:
+        return (await rl.row("r")).status is Status.CANCELLED
 
     return look
 
@@ -228,6 +236,99 @@ async def test_what_was_being_started_while_the_lease_was_lost_is_let_go(
     gate.set()
     await started
     await until(owner_is(a, "r", None))
+    assert work.begun == 0
+
+
+class Told:
+    """Tells run "r" something when it has come into memory, and before anything else is done with it."""
+
+    def __init__(self, engines: Engines, orchestrator: Orchestrator, kind: MessageKind) -> None:
+        self.store, self.orchestrator, self.kind = engines.store, orchestrator, kind
+        self.in_time: asyncio.Task[bool] | None = None
+        self._drive = orchestrator.drive
+
+    def drive(self, *args: Any) -> None:
+        self.in_time = asyncio.create_task(self._tell())
+        self._drive(*args)
+
+    async def _tell(self) -> bool:
+        await self.store.post([Message(run_id="r", kind=self.kind, name="go", payload=b"1")])
+        await self.orchestrator.delivery.deliver_new()
+        run = self.orchestrator.live["r"]
+        return run.inbox.missed and not run.departing
+
+
+TOLD = pytest.mark.parametrize("kind", [MessageKind.PAUSE, MessageKind.SIGNAL])
+CANCEL = Message(run_id="r", kind=MessageKind.CANCEL, payload=b'"enough"')
+
+
+@TOLD
+async def test_what_a_run_is_told_just_before_its_release_does_not_hide_what_it_was_told_earlier(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch, kind: MessageKind
+):
+    """It came into memory too late, and its inbox was not handed to it. A pause that it heard now, and left memory for, would
+    leave the earlier request to cancel unread."""
+    work, gate, reading = Work(), asyncio.Event(), asyncio.Event()
+    a = await engines.start("a")
+    await a.start(work.flow.with_id("r"))
+    await until(lambda: work.begun == 1)
+    b = await engines.start("b")
+    assert b._recovery is not None
+    await b._recovery.settled.wait()
+    read = engines.store.read
+
+    async def held_back(*args: Any) -> Any:
+        reading.set()
+        await gate.wait()
+        return await read(*args)
+
+    monkeypatch.setattr(engines.store, "read", held_back)
+    engines.leases["a"].cut = True
+    await reading.wait()  # b has claimed what a let go of
+    await engines.store.post([CANCEL])
+    engines.leases["b"].cut = True
+    await until(lambda: not b.services.keeper.held)
+    told = Told(engines, b.orchestrator, kind)
+    monkeypatch.setattr(b.orchestrator, "drive", told.drive)
+    gate.set()
+    await until(lambda: told.in_time is not None and "r" not in b.orchestrator.live)
+    assert told.in_time is not None
+    assert await told.in_time, "it was heard, or came after the release"
+    engines.leases["a"].cut = engines.leases["b"].cut = False
+    await until(is_cancelled(a))
+    assert work.begun == 1
+
+
+@TOLD
+async def test_what_a_new_run_is_told_while_its_engine_stops_does_not_hide_what_it_was_told_earlier(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch, kind: MessageKind
+):
+    work, gate, created = Work(), asyncio.Event(), asyncio.Event()
+    a, b = await engines.start("a"), await engines.start("b")
+    commit, orchestrator = engines.store.commit, b.orchestrator
+
+    async def held_back(commits: Sequence[Commit]) -> list[CommitResult]:
+        results = await commit(commits)
+        if any(one.create is not None for one in commits):
+            created.set()
+            await gate.wait()
+        return results
+
+    monkeypatch.setattr(engines.store, "commit", held_back)
+    started = asyncio.create_task(b.start(work.flow.with_id("r")))
+    await created.wait()
+    closing = asyncio.create_task(engines.open.pop("b").close())
+    await until(lambda: orchestrator.stopping)
+    await engines.store.post([CANCEL])
+    await orchestrator.delivery.deliver_new()
+    told = Told(engines, orchestrator, kind)
+    monkeypatch.setattr(orchestrator, "drive", told.drive)
+    gate.set()
+    await started
+    assert told.in_time is not None
+    assert await told.in_time, "it was heard, or came after the release"
+    await closing
+    await until(is_cancelled(a))
     assert work.begun == 0
 
 

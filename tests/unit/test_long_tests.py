@@ -101,3 +101,17 @@ def test_runs_are_counted_and_failures_named(tmp_path):
     assert busy.split()[:3] == ["2", "1", "busy"]
     assert verdict == "0 of 2 runs were green"
     assert "assert False" in (tmp_path / "logs" / "run-01.log").read_text()
+
+
+# ------------------------------------------------------------------------------------------------- groups --
+
+
+@pytest.mark.xdist_group("groups-are-kept")
+def test_groups_of_tests_are_kept_together(request):
+    """pytest-xdist puts a group's name behind the id of a test, and shares out by that. With pytest 9.2 the id stayed as it was,
+    and every process started the servers of every group."""
+    if not request.config.getoption("loadgroup", default=False):
+        pytest.skip("the tests are not shared out by groups")
+    assert request.node.nodeid.endswith("@groups-are-kept"), (
+        "this pytest and this pytest-xdist do not keep groups together"
+    )

@@ -119,7 +119,9 @@ class Orchestrator:
         self.waker.look_for_due()
 
     def _release(self, run: LiveRun, why: str) -> None:
-        """Let go of a run whose code has not been called."""
+        """Let go of a run whose code has not been called. From now on it hears nothing: a pause that it heard and left memory for
+        would hide what was in its inbox before."""
+        leaving.stop(run, why)
         self.services.background.start(self._let_go(run, 0.0, why), "release", run.broke)
 
     # ---- the lease
@@ -222,7 +224,10 @@ class Orchestrator:
         self.enter(run)
         self.services.keeper.attach(run.id)
         if self.memory.stopping:
-            return  # claimed or created a moment too late: its code is not called any more, and `stop` lets go of it
+            # Created a moment too late: its code is not called any more, and `stop` lets go of it. Until then it hears
+            # nothing, as in `_release`.
+            leaving.stop(run, "its orchestrator stops")
+            return
         if not self.services.keeper.held:  # also too late: everything that was in memory has been let go of
             self.delivery.forget(run.id)  # it is in the store, for whoever takes the run up
             self._release(run, "its orchestrator has lost its lease")

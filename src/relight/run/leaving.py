@@ -96,6 +96,12 @@ async def park(run: LiveRun) -> None:
         run.host.wake_at(wake_at)
 
 
+def stop(run: LiveRun, reason: str) -> None:
+    """Nothing begins and nothing is told from now on: the caller is about to take the run out of memory."""
+    run.enter(STOPPING)
+    run.stopping = reason
+
+
 async def depart(run: LiveRun, reason: str, grace_seconds: float, write: Any = None) -> None:
     """Unwind the run's code, let `write` put its new status into a commit, and drop the object."""
     if _begin_departure(run, reason):
