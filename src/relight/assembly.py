@@ -11,13 +11,13 @@ from relight.execution.blocking_watch import BlockingWatch
 from relight.execution.body_tasks import Bodies
 from relight.execution.idle import Idleness
 from relight.execution.run_loop import close_generator
-from relight.execution.running_loop import Floor
+from relight.execution.running_loop import RunningLoop
 from relight.execution.thread_pool import Threads
 from relight.flow.registry import Registry
 from relight.metrics import Metrics
 from relight.model.lease import Process
 from relight.orchestrator.health import let_go_when_broken, report_failure
-from relight.ownership.heartbeats import Keeper
+from relight.ownership.heartbeats import Heartbeats
 from relight.ports.leases import LeaseManager
 from relight.ports.store import Store
 from relight.record.recorder import Recorder
@@ -39,20 +39,20 @@ def assemble(
     """On the running loop. Nothing is started yet."""
     loop = asyncio.get_running_loop()
     watch, bodies = BlockingWatch(), Bodies(loop)
-    floor = Floor(loop, close_generator, watch, bodies)
+    running_loop = RunningLoop(loop, close_generator, watch, bodies)
     supervisor, idleness = Supervisor(report_failure), Idleness()
     ttl_seconds = config.recovery.lease_ttl_seconds
-    keeper = Keeper(leases, owner, process, ttl_seconds, drives=config.drive, supervisor=supervisor)
-    let_go_when_broken(supervisor, keeper)
+    heartbeats = Heartbeats(leases, owner, process, ttl_seconds, drives=config.drive, supervisor=supervisor)
+    let_go_when_broken(supervisor, heartbeats)
     return Services(
         store=store,
-        keeper=keeper,
-        recorder=Recorder(store, loop, floor, supervisor, idleness),
+        heartbeats=heartbeats,
+        recorder=Recorder(store, loop, running_loop, supervisor, idleness),
         clock=clock,
         entropy=entropy,
         threads=Threads(loop, config.max_threads),
         bodies=bodies,
-        floor=floor,
+        running_loop=running_loop,
         watch=watch,
         background=Background(loop, idleness),
         supervisor=supervisor,

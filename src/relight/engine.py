@@ -136,11 +136,11 @@ class Relight:
         orchestrator = Orchestrator(services)
         recovery = OrphanRecovery(orchestrator)
         try:
-            await services.keeper.start(recovery)
+            await services.heartbeats.start(recovery)
             await orchestrator.delivery.begin()
-            await appear(services.keeper, store, services.supervisor, process, drives=self.config.drive)
+            await appear(services.heartbeats, store, services.supervisor, process, drives=self.config.drive)
         except BaseException:
-            services.keeper.stop_heartbeats()  # broken off half-way, its thread would keep a session alive that does nothing
+            services.heartbeats.stop_now()  # broken off half-way, its thread would keep a session alive that does nothing
             mark_dead(owner)
             raise
         self._services, self._orchestrator, self._recovery, self._pid = services, orchestrator, recovery, os.getpid()
@@ -192,12 +192,12 @@ class Relight:
             services.long_steps.stop()
             await services.recorder.stop()
             await services.supervisor.stop()
-            await services.keeper.stop()
+            await services.heartbeats.stop()
             await services.store.close()
         finally:
             leave_threads_alone()
             services.watch.stop()
-            services.keeper.stop_heartbeats()  # broken off half-way, nobody drives its runs: they must not say otherwise
+            services.heartbeats.stop_now()  # broken off half-way, nobody drives its runs: they must not say otherwise
             mark_dead(services.owner)
             self._services = self._orchestrator = self._recovery = None
 
@@ -335,7 +335,7 @@ class Relight:
             raise RunNotFoundError(f"no run has the id {run_id!r}")
         return found
 
-    async def tell(self, message: Message) -> None:
+    async def post(self, message: Message) -> None:
         """Put a message into a run's inbox: durable when this returns."""
         services = self.services
         message.at = services.clock.now()

@@ -167,7 +167,7 @@ class Handle(Generic[R_co]):
         blob = ""
         if len(data) > self._relight.config.payload.blob_threshold:
             blob = await self._relight.services.store.put_blob(data)
-        await self._tell(
+        await self._post(
             MessageKind.SIGNAL, name, b"null" if blob else data, blob=blob, dedup=None if id is None else f"signal:{id}"
         )
 
@@ -176,7 +176,7 @@ class Handle(Generic[R_co]):
         if await self.status() is Status.CANCELLED:
             return
         try:
-            await self._tell(MessageKind.CANCEL, payload=msgspec.json.encode(prose(str(reason))), dedup="cancel")
+            await self._post(MessageKind.CANCEL, payload=msgspec.json.encode(prose(str(reason))), dedup="cancel")
         except RunStateError:
             if await self.status() is not Status.CANCELLED:  # else another cancel was faster, since we looked
                 raise
@@ -184,22 +184,22 @@ class Handle(Generic[R_co]):
     async def pause(self) -> None:
         """Stop after the steps in flight, until resume()."""
         if (await self._relight.row(self.id)).status is not Status.PAUSED:
-            await self._tell(MessageKind.PAUSE)
+            await self._post(MessageKind.PAUSE)
 
     async def resume(self) -> None:
         """Free a paused or held run."""
         row = await self._relight.row(self.id)
         if row.status.terminal:
             raise RunStateError(f"run {self.id!r} is {row.status}: there is nothing to resume")
-        await self._tell(MessageKind.RESUME)
+        await self._post(MessageKind.RESUME)
 
-    async def _tell(
+    async def _post(
         self, kind: MessageKind, name: str = "", payload: bytes = b"null", *, blob: str = "", dedup: str | None = None
     ) -> None:
         row = await self._relight.row(self.id)
         if not row.is_root:
             raise RunStateError(f"{self.id!r} is a child run: {kind} its root {row.root_id!r} instead")
-        await self._relight.tell(
+        await self._relight.post(
             Message(run_id=self.id, kind=kind, name=name, payload=payload, payload_blob=blob, dedup=dedup)
         )
 

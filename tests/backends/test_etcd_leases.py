@@ -102,7 +102,7 @@ async def beats(leases: EtcdLeases) -> bool:
 
 @contextlib.asynccontextmanager
 async def beating(*managers: EtcdLeases):
-    """As the keeper does, in the background, whether etcd answers or not."""
+    """As the heartbeat thread does, in the background, whether etcd answers or not."""
 
     async def beat(leases: EtcdLeases) -> None:
         while True:

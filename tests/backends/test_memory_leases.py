@@ -108,7 +108,7 @@ async def test_acquiring_touches_nothing_but_the_owner(store, leases):
     assert await store.get_run("free") == but(free, owner="a#1")
 
 
-# ---- keepers live in threads of their own
+# ---- heartbeats come from threads of their own
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ async def test_contenders_in_threads_of_their_own(store, clock, make_runs):
 
 
 @pytest.mark.usefixtures("hasty")
-async def test_keepers_in_other_threads_and_an_engine_that_writes(store, clock):
+async def test_heartbeat_threads_in_other_threads_and_an_engine_that_writes(store, clock):
     """Two of them acquire and release without a pause while runs are created and ended."""
     done = threading.Event()
     turns = {"a#1": 0, "b#1": 0}
@@ -156,7 +156,7 @@ async def test_keepers_in_other_threads_and_an_engine_that_writes(store, clock):
             await manager.release_all()
             turns[owner] += 1
 
-    keepers = [asyncio.create_task(asyncio.to_thread(asyncio.run, keep(owner))) for owner in turns]
+    heartbeat_threads = [asyncio.create_task(asyncio.to_thread(asyncio.run, keep(owner))) for owner in turns]
     try:
         for n in range(300):
             run = new_run(f"run-{n}")
@@ -164,16 +164,16 @@ async def test_keepers_in_other_threads_and_an_engine_that_writes(store, clock):
             await ended(store, run)
             await pause(0)
         async with asyncio.timeout(DEADLINE_SECONDS):
-            while min(turns.values()) < 20 and not any(keeper.done() for keeper in keepers):
+            while min(turns.values()) < 20 and not any(one.done() for one in heartbeat_threads):
                 await pause(0.01)
     finally:
         done.set()
-        await asyncio.gather(*keepers)
+        await asyncio.gather(*heartbeat_threads)
     assert await store.owners() == []
 
 
 async def test_a_release_in_another_thread_is_heard_here(store, clock, leases):
-    """By the engine, whose runs are due now, and by a keeper on this loop."""
+    """By the engine, whose runs are due now, and by a heartbeat thread on this loop."""
     asyncio.get_running_loop().set_debug(True)  # refuses calls from other threads that would not wake it
     news = asyncio.Event()
     heard = []

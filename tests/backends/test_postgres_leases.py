@@ -147,7 +147,7 @@ async def test_the_epoch_decides_not_the_owner(store, leases):
 
 
 async def test_contenders_in_threads_of_their_own(store, make_runs, postgres_server):
-    """As keepers do it: each on its own loop, all at once."""
+    """As heartbeat threads do it: each on its own loop, all at once."""
     run_ids = await make_runs(200)
     together = threading.Barrier(4)
 

@@ -124,7 +124,7 @@ async def test_a_run_that_was_acquired_and_released_takes_its_owners_commits_by_
 
 
 async def test_contenders_in_threads_of_their_own(store, leases, make_runs):
-    """As keepers do it: each on its own loop, all at once."""
+    """As heartbeat threads do it: each on its own loop, all at once."""
     run_ids = await make_runs(300)
     together = threading.Barrier(4)
 

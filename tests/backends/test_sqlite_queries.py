@@ -137,7 +137,7 @@ async def test_finished_runs_cost_recovery_and_timers_nothing(store):
         "owners": store.owners,
         "due": lambda: store.due(START + 100, 100),
         "next_due": store.next_due,
-        "held": lambda: store.held(Hold.DEFINITION, ["checkout"], 100),
+        "held": lambda: store.list_held(Hold.DEFINITION, ["checkout"], 100),
         "messages_after": lambda: store.messages_after(0, 100),
         "inbox": lambda: store.inbox([run.id for run in live]),
         "read": lambda: store.read([run.id for run in live]),

@@ -40,7 +40,7 @@ async def main(node: Node) -> None:
         await asyncio.sleep(0)  # from here on SIGTERM is caught
         if node.arguments.get("settle"):  # the pass at start, which knows dead processes at once, is over
             assert rl._recovery is not None
-            await rl._recovery.settled.wait()
+            await rl._recovery.caught_up.wait()
         ready(rl.services.owner)
         await signalled
         # It closes, and then ends. If that takes too long, its log tells where it hangs.

@@ -240,7 +240,7 @@ async def test_views_of_who_is_alive_converge(arena: Arena):
     async with arena.opened(TTL) as (cluster, rl):
 
         async def listed() -> set[str]:
-            sessions = await rl.services.keeper.call(lambda leases: leases.list_orchestrators())
+            sessions = await rl.services.heartbeats.call(lambda leases: leases.list_orchestrators())
             return {session.owner for session in sessions if session.fresh}
 
         async def listed_are(*names: str) -> None:

@@ -287,7 +287,7 @@ async def _stand_by(life: Life) -> None:
     """The witness: there, and alive to everybody, but it does nothing until all others are over."""
     note("ready")
     while not life.facts("over"):
-        time.sleep(POLL_SECONDS)  # noqa: ASYNC251 - its event loop stands still, its keeper's does not
+        time.sleep(POLL_SECONDS)  # noqa: ASYNC251 - its event loop stands still, its heartbeat thread's does not
 
 
 # ---- 1, 2, 6, 7: everything that an orchestrator can leave, taken over by the next
@@ -605,7 +605,7 @@ def _fail_to_claim(rl: Relight, life: Life) -> None:
 
 
 def _stand_still(life: Life) -> None:
-    """Its event loop stands still until all others are over; its keeper's does not."""
+    """Its event loop stands still until all others are over; its heartbeat thread's does not."""
     note("claiming")
     while not life.facts("over"):
         time.sleep(POLL_SECONDS)

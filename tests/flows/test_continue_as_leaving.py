@@ -85,13 +85,13 @@ async def test_a_lease_that_is_lost_while_the_next_generation_is_committed(world
     run = await rl.start(turning.with_id("t"), 0)
     await until(lambda: waits_for(world, run, "go"))
     store: Any = rl.services.store
-    commit, keeper = store.inner.commit, rl.services.keeper
+    commit, heartbeats = store.inner.commit, rl.services.heartbeats
     lost = False
 
     async def lost_first(commits: Any) -> Any:
         nonlocal lost
         if not lost and any(one.next is not None for one in commits):
-            lost = keeper._lost = True
+            lost = heartbeats._lost = True
             rl.orchestrator.let_go_of_all()
         return await commit(commits)
 
@@ -100,8 +100,8 @@ async def test_a_lease_that_is_lost_while_the_next_generation_is_committed(world
     row = await world.until_status("pending", run)
     assert row.owner is None
     assert rl.orchestrator.live == {}
-    keeper._lost = False
-    rl.orchestrator.take_again(lapsed=False)
+    heartbeats._lost = False
+    rl.orchestrator.lease_regained(lapsed=False)
     await run.signal("go")
     assert await run.result() == 1
 

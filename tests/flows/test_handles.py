@@ -1079,7 +1079,7 @@ def test_the_blocking_facade(tmp_path: Path):
 
 # Of `rl.relight`, not of `rl` itself; signalled() is for the main thread's loop. The rest is for Relight's own parts.
 NOT_BLOCKING = {
-    Relight: {"config", "metrics", "store_name", "signalled", "services", "orchestrator", "row", "tell"},
+    Relight: {"config", "metrics", "store_name", "signalled", "services", "orchestrator", "row", "post"},
     Handle: set(),
 }
 

@@ -58,7 +58,7 @@ async def test_what_was_claimed_when_the_lease_was_lost_is_given_back(world: Wor
     run = await rl.start(listening.with_id("r"))
     await world.park(run)
     store: Any = rl.services.store
-    claim_due, keeper = store.inner.claim_due, rl.services.keeper
+    claim_due, heartbeats = store.inner.claim_due, rl.services.heartbeats
     claimed = 0
 
     async def lost_meanwhile(*args: Any) -> Any:
@@ -66,7 +66,7 @@ async def test_what_was_claimed_when_the_lease_was_lost_is_given_back(world: Wor
         rows = await claim_due(*args)
         if rows and not claimed:
             claimed = len(rows)
-            keeper._lost = True
+            heartbeats._lost = True
         return rows
 
     store.inner.claim_due = lost_meanwhile
@@ -74,6 +74,6 @@ async def test_what_was_claimed_when_the_lease_was_lost_is_given_back(world: Wor
     await until(lambda: claimed)
     row = await world.until_status("pending", run)
     assert row.owner is None
-    keeper._lost = False
-    rl.orchestrator.take_again(lapsed=False)
+    heartbeats._lost = False
+    rl.orchestrator.lease_regained(lapsed=False)
     assert await run.result() == "on"

@@ -160,7 +160,7 @@ class World:
         store.dead = True
         services, orchestrator = engine.services, engine.orchestrator
         orchestrator.memory.stopping = True
-        services.keeper.stop_heartbeats()
+        services.heartbeats.stop_now()
         mark_dead(services.owner)
         with contextlib.suppress(ValueError):
             REGISTRY.unlisten(orchestrator.waker.flow_registered)

@@ -126,7 +126,7 @@ async def test_a_lost_lease_is_let_go_of_run_by_run(
         await waiting.start(rl)
         monkeypatch.setattr(leaving, "park", breaking(leaving.park, lambda run: str(run.id)))
         rl.orchestrator.let_go_of_all()
-        rl.orchestrator.take_again(lapsed=True)
+        rl.orchestrator.lease_regained(lapsed=True)
         await waiting.heard(rl, *waiting.names)
 
 

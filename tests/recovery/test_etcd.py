@@ -75,7 +75,7 @@ async def test_how_long_a_lapse_went_unnoticed_is_measured(engines: Engines):
     work = Work()
     a, b = await engines.open("a"), await engines.open("b")
     run = await a.start(work.flow)
-    a.services.keeper.stop_heartbeats()
+    a.services.heartbeats.stop_now()
     await recovered(b, run)
     await until(lambda: b.metrics.value("relight_recovery_detection_seconds_count") == 1)
     assert 0 <= b.metrics.value("relight_recovery_detection_seconds_sum") < 60  # not since the run's start, or for ever
@@ -90,7 +90,7 @@ async def test_stale_timeout_counts_from_the_last_heartbeat(engines: Engines):
     a = await engines.open("a", clock=Behind())
     run = await a.start(work.flow)
     silent = time.time()
-    a.services.keeper.stop_heartbeats()
+    a.services.heartbeats.stop_now()
     at = await recovered(b, run)
     assert stale - TTL < at - silent < stale + 60
     work.gate.set()
@@ -108,5 +108,5 @@ async def test_times_of_sessions_are_told_by_the_stores_clock(etcd_server: EtcdS
     """etcd has none, and they are compared with the store's: `stale_timeout`, and for how long somebody is silent."""
     leases = f"etcd://{etcd_server.endpoint}/recovery{next(_prefixes)}"
     async with Relight(store=Ahead(clock=SYSTEM_CLOCK), leases=leases, recovery={"lease_ttl": TTL}) as rl:
-        (session,) = await rl.services.keeper.call(lambda leases: leases.list_orchestrators())
+        (session,) = await rl.services.heartbeats.call(lambda leases: leases.list_orchestrators())
         assert 0 < session.expires_at - rl.services.clock.now() < TTL + 1

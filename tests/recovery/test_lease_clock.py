@@ -20,7 +20,7 @@ def test_a_lease_that_lapsed_while_a_step_blocked_the_loop_is_doubted_at_once(mo
     async def block() -> None:
         run = engine.orchestrator.live["r"]
         before = run.lease_has_lapsed
-        monkeypatch.setattr(run.keeper, "valid_until", time.monotonic() + 0.02)
+        monkeypatch.setattr(run.heartbeats, "valid_until", time.monotonic() + 0.02)
         time.sleep(0.05)  # noqa: ASYNC251 - on purpose
         found.append((before, run.lease_has_lapsed))
         monkeypatch.undo()
@@ -44,8 +44,8 @@ def test_a_lease_that_lapsed_while_a_step_blocked_the_loop_is_doubted_at_once(mo
 
 
 async def lapse(rl: Relight, run_id: str) -> None:
-    """This process was frozen, its lease lapsed, another has claimed the run, and then the keeper woke up first."""
-    rl.services.keeper.lapses += 1
+    """This process was frozen, its lease lapsed, another has claimed the run, and then the heartbeat thread woke up first."""
+    rl.services.heartbeats.lapses += 1
     row = await rl.services.store.get_run(run_id)
     assert row is not None
     assert await rl.services.store.claim({run_id: row.epoch}, "somebody#else")

@@ -141,8 +141,8 @@ async def test_a_step_that_blocks_the_loop_for_longer_than_the_ttl_does_not_cost
     a = await engines.start("a")
     fenced = a.metrics
     assert await a.run(work) == 1
-    assert a.services.keeper.held
-    assert a.services.keeper.lapses == 0
+    assert a.services.heartbeats.may_drive
+    assert a.services.heartbeats.lapses == 0
     assert fenced.value("relight_leases_lost_total") == 0
 
 
@@ -157,7 +157,7 @@ async def test_who_cannot_renew_lets_go_before_the_lease_lapses_and_comes_back(
     await until(lambda: "[LEASE_LOST]" in caplog.text)
     (lost,) = [record for record in caplog.records if "[LEASE_LOST]" in record.message]
     ago = time.time() - lost.created
-    assert a.services.keeper.valid_until > time.monotonic() - ago, "told only after the lapse"
+    assert a.services.heartbeats.valid_until > time.monotonic() - ago, "told only after the lapse"
     await until(owner_is(a, "r", None))
     assert (await a.row("r")).status is Status.PENDING
     assert work.cancelled == 1
@@ -196,7 +196,7 @@ async def test_what_is_taken_up_while_the_lease_is_lost_is_let_go(engines: Engin
     await until(lambda: work.begun == 1)
     b = await engines.start("b")
     assert b._recovery is not None
-    await b._recovery.settled.wait()
+    await b._recovery.caught_up.wait()
     read = engines.store.read
 
     async def held_back(*args: Any) -> Any:
@@ -208,7 +208,7 @@ async def test_what_is_taken_up_while_the_lease_is_lost_is_let_go(engines: Engin
     engines.leases["a"].cut = True
     await reading.wait()  # b has claimed what a let go of
     engines.leases["b"].cut = True
-    await until(lambda: not b.services.keeper.held)
+    await until(lambda: not b.services.heartbeats.may_drive)
     gate.set()
     await until(owner_is(a, "r", None))
     assert (await a.row("r")).status is Status.PENDING
@@ -232,7 +232,7 @@ async def test_what_was_being_started_while_the_lease_was_lost_is_let_go(
     started = asyncio.create_task(a.start(work.flow.with_id("r")))
     await creating.wait()
     engines.leases["a"].cut = True
-    await until(lambda: not a.services.keeper.held)
+    await until(lambda: not a.services.heartbeats.may_drive)
     gate.set()
     await started
     await until(owner_is(a, "r", None))
@@ -274,7 +274,7 @@ async def test_what_a_run_is_told_just_before_its_release_does_not_hide_what_it_
     await until(lambda: work.begun == 1)
     b = await engines.start("b")
     assert b._recovery is not None
-    await b._recovery.settled.wait()
+    await b._recovery.caught_up.wait()
     read = engines.store.read
 
     async def held_back(*args: Any) -> Any:
@@ -287,7 +287,7 @@ async def test_what_a_run_is_told_just_before_its_release_does_not_hide_what_it_
     await reading.wait()  # b has claimed what a let go of
     await engines.store.post([CANCEL])
     engines.leases["b"].cut = True
-    await until(lambda: not b.services.keeper.held)
+    await until(lambda: not b.services.heartbeats.may_drive)
     told = Told(engines, b.orchestrator, kind)
     monkeypatch.setattr(b.orchestrator, "drive", told.drive)
     gate.set()
@@ -339,8 +339,8 @@ async def test_a_dead_engine_s_runs_are_taken_over_when_its_lease_lapses(engines
         await a.start(work.flow.with_id(f"r{n}"))
     await until(lambda: work.begun == 30)
     b = await engines.start("b")
-    a.services.keeper.stop_heartbeats()  # as if it were dead; its loop goes on, as if frozen just before a commit
-    lapses = a.services.keeper.valid_until
+    a.services.heartbeats.stop_now()  # as if it were dead; its loop goes on, as if frozen just before a commit
+    lapses = a.services.heartbeats.valid_until
     # Not the owner in the row: whoever finds that b has the lease corrects that, also before b has claimed it.
     await until(lambda: b.metrics.value("relight_recovery_claims_total") == 30)
     assert time.monotonic() >= lapses - 0.05, "taken before it lapsed"
@@ -378,14 +378,14 @@ async def test_who_wakes_after_its_lapse_asks_before_the_next_step(engines: Engi
     frozen = a.orchestrator.live["r"]
     await until(lambda: ran == ["first"])
     await until(lambda: frozen.writer.idle)
-    keeper = a.services.keeper
-    keeper.stop_heartbeats()
+    heartbeats = a.services.heartbeats
+    heartbeats.stop_now()
     where[0] = "b"
     b = await engines.start("b")
     await (await b.get("r")).result(timeout="60s")
     assert ran == ["first", "second at b"]
-    keeper.lapses += 1  # what the keeper does when it wakes first and renews the lapsed lease
-    keeper.valid_until = time.monotonic() + 100
+    heartbeats.lapses += 1  # what the heartbeat thread does when it wakes first and renews the lapsed lease
+    heartbeats.valid_until = time.monotonic() + 100
     where[0] = "a"
     held.clear()
     frozen.advance()
@@ -419,7 +419,7 @@ async def test_a_restart_on_the_same_machine_need_not_wait_for_the_lapse(engines
     a = await engines.start("a", recovery={"lease_ttl": "1h"})
     await a.start(work.flow.with_id("r"))
     await until(lambda: work.begun == 1)
-    a.services.keeper.stop_heartbeats()
+    a.services.heartbeats.stop_now()
     mark_dead(a.services.owner)  # its process is gone
     engines.open["dead"] = engines.open.pop("a")
     again = await engines.start("a", recovery={"lease_ttl": "1h"})
@@ -434,7 +434,7 @@ async def test_a_stale_timeout_is_waited_for(engines: Engines):
     await a.start(work.flow.with_id("r"))
     await until(lambda: work.begun == 1)
     beat = time.monotonic()
-    a.services.keeper.stop_heartbeats()
+    a.services.heartbeats.stop_now()
     b = await engines.start("b", recovery={"stale_timeout": f"{3 * TTL}s"})
     await until(owner_is(b, "r", "b"))
     assert time.monotonic() - beat >= 2 * TTL
@@ -452,7 +452,7 @@ async def test_a_client_starts_runs_and_drives_none(engines: Engines):
     a = await engines.start("a")
     assert await run.result(timeout="60s") == 7
     assert await (await a.get("r")).status() is Status.COMPLETED
-    sessions = await a.services.keeper.call(lambda leases: leases.list_orchestrators())
+    sessions = await a.services.heartbeats.call(lambda leases: leases.list_orchestrators())
     assert [session.name for session in sessions] == ["a"]
 
 
@@ -469,7 +469,7 @@ async def test_many_orphans_drain_through_few_rooms(engines: Engines):
     client = await engines.start("client", drive=False)
     a = await engines.start("a", max_concurrent_runs=200)
     handles = [await client.start(work) for _ in range(150)]
-    a.services.keeper.stop_heartbeats()
+    a.services.heartbeats.stop_now()
     with contextlib.suppress(Exception):
         a.orchestrator.memory.stopping = True
     await engines.start("b", max_concurrent_runs=7)
@@ -477,18 +477,18 @@ async def test_many_orphans_drain_through_few_rooms(engines: Engines):
         assert await handle.result(timeout="60s") == 1
 
 
-async def test_a_keeper_that_is_stopped_in_the_middle_of_a_heartbeat_ends(engines: Engines):
+async def test_a_heartbeat_thread_that_is_stopped_in_the_middle_of_a_heartbeat_ends(engines: Engines):
     """Nothing in a heartbeat need give the loop back, as on SQLite: stopped there, it once went on for ever."""
     a = await engines.start("a")
-    keeper = a.services.keeper
+    heartbeats = a.services.heartbeats
     beat = engines.leases["a"].heartbeat
 
     async def last() -> bool:
-        keeper._stop.set()
+        heartbeats._stop.set()
         return await beat()
 
     engines.leases["a"].heartbeat = last  # type: ignore[method-assign]
-    thread = keeper._thread
+    thread = heartbeats._thread
     assert thread is not None
     await until(lambda: not thread.is_alive())
 
@@ -496,7 +496,7 @@ async def test_a_keeper_that_is_stopped_in_the_middle_of_a_heartbeat_ends(engine
 async def test_an_engine_whose_closing_is_broken_off_falls_silent(engines: Engines, monkeypatch: pytest.MonkeyPatch):
     """Its runs are driven by nobody then: heartbeats that went on would keep them from everybody."""
     a = await engines.start("a")
-    thread = a.services.keeper._thread
+    thread = a.services.heartbeats._thread
     assert thread is not None
 
     async def never(grace_seconds: float) -> None:
@@ -529,7 +529,7 @@ async def test_a_run_held_for_want_of_its_flow_is_passed_on_to_whoever_knows_it(
         stranger = await engines.start("stranger")
     knows, client = await engines.start("knows", max_concurrent_runs=1), await engines.start("client", drive=False)
     assert knows._recovery is not None
-    await knows._recovery.settled.wait()
+    await knows._recovery.caught_up.wait()
     await until(lambda: not knows.orchestrator.waker._free_again)  # it has looked, at its start, and found none
     await knows.start(in_the_way)  # so that the one that does not know the flow comes first
     await client.start(work.flow.with_id("r"))
@@ -548,7 +548,7 @@ async def test_a_run_that_is_fenced_by_nobody_goes_on(engines: Engines, monkeypa
     work = Work()
     rl = await engines.start("a", max_concurrent_runs=1)
     assert rl._recovery is not None
-    await rl._recovery.settled.wait()
+    await rl._recovery.caught_up.wait()
     run = await rl.start(work.flow.with_id("r"))
     await until(lambda: work.begun == 1)
     commit = engines.store.commit
@@ -582,8 +582,8 @@ async def test_who_has_its_lease_again_looks_for_orphans_at_once(engines: Engine
 
     recovery.orphans = telling  # type: ignore[method-assign]
     engines.leases["a"].cut = True
-    await until(lambda: not a.services.keeper.held)
-    b.services.keeper.stop_heartbeats()
+    await until(lambda: not a.services.heartbeats.may_drive)
+    b.services.heartbeats.stop_now()
     await until(lambda: b.services.owner in told)
     await until(lambda: not recovery._wanted.is_set())  # and it has looked, in vain
     assert (await a.row("r")).owner == b.services.owner
@@ -600,7 +600,7 @@ async def test_where_not_even_we_are_listed_nobody_is_taken_for_dead(engines: En
     await b.start(work.flow.with_id("r"))
     await until(lambda: work.begun == 1)
     assert a._recovery is not None
-    await a._recovery.settled.wait()
+    await a._recovery.caught_up.wait()
     for leases in engines.leases.values():
         leases.cut = True  # or a heartbeat would list them again
     engines.store.data.sessions.clear()

@@ -43,7 +43,7 @@ class Engines:
 
     async def die(self, rl: Relight) -> None:
         """As a process that is killed, as far as others can tell."""
-        rl.services.keeper.stop_heartbeats()
+        rl.services.heartbeats.stop_now()
         mark_dead(rl.services.owner)
 
 
@@ -72,7 +72,7 @@ async def test_nobody_is_taken_for_dead_because_etcd_has_lost_its_data(engines: 
         owners = {rl.services.owner for rl in opened}
 
         async def all_listed() -> bool:
-            listed = await opened[0].services.keeper.call(lambda leases: leases.list_orchestrators())
+            listed = await opened[0].services.heartbeats.call(lambda leases: leases.list_orchestrators())
             return {session.owner for session in listed if session.fresh} == owners
 
         await until(all_listed, "all to register again", within=60)
@@ -133,7 +133,7 @@ async def test_stale_timeout_counts_from_the_last_heartbeat_also_if_the_death_wa
     a = await engines.open("a", "store")
     run = await a.start(work.flow.with_id("r"))
     await until(lambda: work.begun == 1)
-    (session,) = await a.services.keeper.call(lambda leases: leases.list_orchestrators())
+    (session,) = await a.services.heartbeats.call(lambda leases: leases.list_orchestrators())
     await engines.die(a)
     b = await engines.open("b", "store", recovery={"stale_timeout": stale})
     await until(lambda: _left(b, run.id, "stale_timeout"))
@@ -155,7 +155,7 @@ async def test_stale_timeout_with_etcd_for_those_who_were_not_there(engines: Eng
     async with client:
 
         async def forgotten() -> bool:
-            return not await client.services.keeper.call(lambda leases: leases.list_orchestrators())
+            return not await client.services.heartbeats.call(lambda leases: leases.list_orchestrators())
 
         await until(forgotten, "etcd to forget it", within=60)
     b = await engines.open("b", leases, recovery={"stale_timeout": stale})

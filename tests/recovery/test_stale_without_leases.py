@@ -43,7 +43,7 @@ async def test_a_run_that_is_not_stale_yet_is_resumed_when_it_is(late: bool):
     # It dies: nobody lets go of anything. Its object goes on, fenced in a moment, as a frozen process would.
     clock.advance("9s" if late else "1s")
     async with Relight("memory:", store=store, leases="none", clock=clock, recovery=recovery) as second:
-        await until(second._recovery.settled.is_set)  # type: ignore[union-attr]
+        await until(second._recovery.caught_up.is_set)  # type: ignore[union-attr]
         row = await second.row("w")
         assert row.owner == first.services.owner, "too early"
         clock.advance("10s")

@@ -80,7 +80,7 @@ async def test_what_a_run_is_told_while_the_lease_is_lost_is_heard_afterwards(to
             await run.pause()
             await until(parked(run, "paused"))
         leases.cut = True
-        await until(lambda: not rl.services.keeper.held)
+        await until(lambda: not rl.services.heartbeats.may_drive)
         async with Relight(path, drive=False) as client:
             other = await client.get("w")
             if told == "signal":
@@ -126,7 +126,7 @@ async def test_opening_wakes_no_run_for_a_message_that_it_has_heard(tmp_path: Pa
         epoch = (await run.describe()).epoch
     async with Relight(path, park_after="1ms") as rl:
         assert rl._recovery is not None
-        await rl._recovery.settled.wait()
+        await rl._recovery.caught_up.wait()
         rl.orchestrator.waker.look_for_messages()
         await rl.orchestrator.waker.run_once()
         assert (await (await rl.get("w")).describe()).epoch == epoch
@@ -142,7 +142,7 @@ async def test_a_doubt_stays_while_the_lease_is_lost(tmp_path: Path) -> None:
     store = SqliteStore(path, clock=SYSTEM_CLOCK)
     async with Relight(store=store, lease_manager=leases, recovery=FAST) as rl:
         leases.cut = True
-        await until(lambda: not rl.services.keeper.held)
+        await until(lambda: not rl.services.heartbeats.may_drive)
         row = Run(
             id="r",
             root_id="r",

@@ -18,7 +18,7 @@ from relight.backends.sqlite.leases import SqliteLeases
 from relight.backends.sqlite.store import SqliteStore
 from relight.clock import SYSTEM_CLOCK
 from relight.orchestrator import waking
-from relight.ownership.heartbeats import Keeper
+from relight.ownership.heartbeats import Heartbeats
 from relight.record.recorder import _Lane
 from relight.supervisor import Part, Supervisor, Work
 from tests.flows.world import until
@@ -118,14 +118,14 @@ async def scenario(rl: Relight, flows: Flows) -> None:
 
 
 def broken_supervisor(monkeypatch: pytest.MonkeyPatch, breaking: Breaking) -> None:
-    keep, live = Supervisor.keep, Keeper._live
+    keep, live = Supervisor.keep, Heartbeats._live
 
     def kept(self: Supervisor, name: str, work: Work, *, essential: bool = True) -> Part:
         return keep(self, name, breaking.work(name, work), essential=essential)
 
     monkeypatch.setattr(Supervisor, "keep", kept)
-    if breaking.part == "keeper":
-        monkeypatch.setattr(Keeper, "_live", lambda self: breaking.coroutine(live(self)))
+    if breaking.part == "heartbeats":
+        monkeypatch.setattr(Heartbeats, "_live", lambda self: breaking.coroutine(live(self)))
 
 
 async def every_await(
@@ -187,7 +187,7 @@ async def test_the_recorder_that_breaks_while_it_waits_is_begun_again(
         assert [one.failures for one in rl.health().parts if one.name == "recorder-1"] == [1]
 
 
-async def test_a_keeper_whose_loop_breaks_has_another(
+async def test_a_heartbeat_thread_whose_loop_breaks_has_another(
     flows: Flows, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     """The first awaits are those of the opening, whose caller is told."""
@@ -196,7 +196,7 @@ async def test_a_keeper_whose_loop_breaks_has_another(
     def on_sqlite() -> Relight:
         return Relight(tmp_path / "relight.db", park_after="1ms", recovery=recovery)
 
-    breaking = Breaking("keeper", 10**9)
+    breaking = Breaking("heartbeats", 10**9)
     broken_supervisor(monkeypatch, breaking)
     async with on_sqlite() as rl:
         await until(lambda: breaking.count)
@@ -204,10 +204,10 @@ async def test_a_keeper_whose_loop_breaks_has_another(
     breaking.number, breaking.count = opening, 0
     async with on_sqlite() as rl:
         await until(lambda: breaking.fired)
-        await until(lambda: rl.services.keeper.held)
+        await until(lambda: rl.services.heartbeats.may_drive)
         await scenario(rl, flows)
         health = rl.health()
-        assert [one.failures for one in health.parts if one.name == "keeper"] == [1]
+        assert [one.failures for one in health.parts if one.name == "heartbeats"] == [1]
         await until(lambda: rl.health().ok)
 
 
@@ -273,7 +273,7 @@ async def test_a_process_that_cannot_keep_a_part_alive_lets_others_take_over(
     async with engine(store, "sick") as sick:
         await until(lambda: any(part.failing for part in sick.health().parts))
         run = await sick.start(flows.listens.with_id("r"))
-        await until(lambda: not sick.services.keeper.held)
+        await until(lambda: not sick.services.heartbeats.may_drive)
         health = sick.health()
         assert not health.ok
         assert [(part.name, part.broken) for part in health.parts if part.broken] == [("waker", True)]
@@ -292,7 +292,7 @@ async def test_a_recorder_that_broke_comes_back_by_itself(
     """A process that has let go of its lease drives nothing, and starts nothing: no commit will tell that it is well again."""
     monkeypatch.setattr(supervisor, "MOST_FAILURES", 2)
     monkeypatch.setattr(supervisor, "MENDED_SECONDS", 0.5)
-    settle, left = _Lane.settle, [2]
+    settle, left = _Lane.finish, [2]
 
     def settle_or_break(self: _Lane, writers: list[Any], *rest: Any) -> None:
         if writers and left[0]:
@@ -339,7 +339,7 @@ async def test_a_task_that_the_program_cancels_is_missed(caplog: pytest.LogCaptu
         part = rl.services.supervisor.parts["waker"]
         assert part.task is not None
         part.task.cancel()
-        await until(lambda: not rl.services.keeper.held)
+        await until(lambda: not rl.services.heartbeats.may_drive)
         assert not rl.health().ok
         assert "waker cannot be kept alive" in caplog.text
 

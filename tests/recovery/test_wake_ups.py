@@ -101,7 +101,7 @@ async def test_a_run_whose_acceptance_was_not_answered_is_driven() -> None:
     store = Unreliable()
     async with engine(store) as rl:
         assert rl._recovery is not None
-        await rl._recovery.settled.wait()
+        await rl._recovery.caught_up.wait()
         await until(lambda: not rl.orchestrator.waker._lost_again)  # what is looked at when an engine opens has been
         store.loses_creation = True
         with pytest.raises(StoreUnavailableError, match="the answer was lost"):

@@ -168,7 +168,7 @@ async def test_an_outage_of_the_leases_is_said_once_and_counted(caplog: pytest.L
             leases.cut = True
             await until(lambda: leases.tries >= 10)
             leases.cut = False
-            await until(lambda: rl.services.keeper.held)
+            await until(lambda: rl.services.heartbeats.may_drive)
             await until(lambda: "get through again" in caplog.text)
     said = [record.getMessage() for record in caplog.records if "[HEARTBEAT_FAILED]" in record.getMessage()]
     assert len(said) == 2

@@ -18,18 +18,18 @@ LOOK_SECONDS = 0.25
 IDLE_LOOKS = 20
 
 
-class Speaker(Protocol):
+class Executing(Protocol):
     """A run's loop, as the watch sees it."""
 
     run_id: str
 
 
 class BlockingWatch:
-    """One per engine. `speaker` is set while flow code is executed, and `stretches` counts how often it was, by the `Floor` and
-    on the loop's thread: a call for each would cost a short step several percent."""
+    """One per engine. `RunningLoop` sets `executing` while flow code is executed, and counts in `stretches` how often it was. It
+    does so on the loop's thread, without a call: one for each would cost a short step several percent."""
 
     def __init__(self) -> None:
-        self.speaker: Speaker | None = None
+        self.executing: Executing | None = None
         self.stretches = 0
         self.thread: threading.Thread | None = None
         self._stopped = threading.Event()
@@ -51,17 +51,17 @@ class BlockingWatch:
     def _look(self) -> None:
         seen, reported, same, idle = -1, -1, 0, 0
         while not self._stopped.wait(LOOK_SECONDS):
-            speaker, stretches = self.speaker, self.stretches
-            same = same + 1 if speaker is not None and stretches == seen else 0
-            if speaker is not None and same * LOOK_SECONDS >= LONGEST_SECONDS and stretches != reported:
+            executing, stretches = self.executing, self.stretches
+            same = same + 1 if executing is not None and stretches == seen else 0
+            if executing is not None and same * LOOK_SECONDS >= LONGEST_SECONDS and stretches != reported:
                 reported = stretches
                 log(
                     logging.WARNING,
                     Token.FLOW_BLOCKS,
-                    f"run {speaker.run_id}: its flow has kept the event loop for more than {LONGEST_SECONDS:.0f}s without "
+                    f"run {executing.run_id}: its flow has kept the event loop for more than {LONGEST_SECONDS:.0f}s without "
                     f"awaiting anything, at {place_of(self._loop_thread)}; every run of this process stands still meanwhile",
                 )
-            idle = idle + 1 if speaker is None and stretches == seen else 0
+            idle = idle + 1 if executing is None and stretches == seen else 0
             if idle >= IDLE_LOOKS:
                 break
             seen = stretches

@@ -26,7 +26,7 @@ import msgspec
 
 from relight.errors import FlowCodeError, Unwind
 from relight.execution import refused_calls
-from relight.execution.running_loop import Floor
+from relight.execution.running_loop import RunningLoop
 from relight.flow import garbage
 from relight.flow.scope import CURRENT, Scope, branch_name
 
@@ -135,9 +135,9 @@ class FlowFuture(asyncio.Future[Any]):
 class RunLoop(asyncio.AbstractEventLoop):
     """See the module's docstring."""
 
-    def __init__(self, run_id: str, floor: Floor, host: Host) -> None:
+    def __init__(self, run_id: str, running_loop: RunningLoop, host: Host) -> None:
         self.run_id = run_id
-        self._floor = floor
+        self._running_loop = running_loop
         self._host = host
         self._outside: Sequence[Ready] = ()
         self._seed = zlib.crc32(
@@ -165,12 +165,12 @@ class RunLoop(asyncio.AbstractEventLoop):
             self.driven = before
 
     def pump(self) -> None:
-        """Run what is ready until nothing is. Leaves it to the caller to leave the floor."""
+        """Run what is ready until nothing is. Leaves it to the caller to give the running loop back."""
         ready = self.ready
         if not ready:
             return
-        if self._floor.speaker is not self:
-            self._floor.enter(self)
+        if self._running_loop.executing is not self:
+            self._running_loop.enter(self)
         left = MOST_CALLBACKS
         while ready and left:
             left -= 1
@@ -216,14 +216,14 @@ class RunLoop(asyncio.AbstractEventLoop):
         self.ready.clear()
         if not self.tasks:
             return True
-        self._floor.enter(self)
+        self._running_loop.enter(self)
         try:
             for task, (_, context) in list(self.tasks.items()):
                 if not context.run(_throw, task, reason):
                     gone = False
                     _UNDYING.append(task)
         finally:
-            self._floor.leave()
+            self._running_loop.give_back()
         self.tasks.clear()
         return gone
 

@@ -1,9 +1,9 @@
-"""Floor: which event loop is the running one in the program's thread: the program's own, or that of the run whose flow code is
-being executed.
+"""Which event loop is the running one in the program's thread: the program's own, or that of the run whose flow code is being
+executed.
 
-To change it costs as much as a tenth of a short step. So it is changed no more often than need be: pumping a run's loop takes
-the floor and does not give it back, and the next run in a batch takes it over. Whoever is about to execute code that asks for
-the running loop, or to return to the program, calls `leave` first.
+Changing it costs as much as a tenth of a short step, so it is changed no more often than necessary. Executing a run's ready code
+makes the run's loop the running one and leaves it so, for the next run of a batch to replace. Code that needs the program's loop
+again, or returns to the program, calls `give_back` first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from relight.execution.blocking_watch import BlockingWatch, Speaker
+from relight.execution.blocking_watch import BlockingWatch, Executing
 from relight.execution.body_tasks import Bodies
 
 # This is how asyncio lets others write event loops; uvloop does the same.
@@ -21,10 +21,10 @@ _set_running_loop = asyncio._set_running_loop  # noqa: SLF001
 _set_asyncgen_hooks = sys.set_asyncgen_hooks
 
 
-class Floor:
+class RunningLoop:
     """One per engine."""
 
-    __slots__ = ("_bodies", "_hooks", "_on_dropped", "_outer", "_watch", "batch", "speaker")
+    __slots__ = ("_bodies", "_hooks", "_on_dropped", "_outer", "_watch", "batch", "executing")
 
     def __init__(
         self,
@@ -38,25 +38,25 @@ class Floor:
         self._on_dropped = on_dropped  # and what is done with those that flow code does not read to their end
         self._watch = watch
         self._bodies = bodies
-        self.speaker: Speaker | None = None  # the run's loop that has it
-        self.batch = False  # other runs are about to have it: `leave` is called after the last
+        self.executing: Executing | None = None  # the run's loop that has it
+        self.batch = False  # other runs are about to have it: `give_back` is called after the last
 
     def enter(self, loop: Any) -> None:
         """Flow code of this run is executed next, and async generators that it begins are its own."""
         watch = self._watch
-        if self.speaker is None:
+        if self.executing is None:
             self._hooks = sys.get_asyncgen_hooks()
             _set_asyncgen_hooks(None, self._on_dropped)
             if watch.thread is None:
                 watch.start()
-        self.speaker = watch.speaker = loop
+        self.executing = watch.executing = loop
         watch.stretches += 1
         _set_running_loop(loop)
 
-    def leave(self) -> None:
+    def give_back(self) -> None:
         """The program's loop is the running one again, and the bodies of steps that flow code has asked for may begin."""
-        if self.speaker is not None:
-            self.speaker = self._watch.speaker = None
+        if self.executing is not None:
+            self.executing = self._watch.executing = None
             _set_asyncgen_hooks(*self._hooks)
             _set_running_loop(self._outer)
             if self._bodies.queue and not self._bodies.looking:

@@ -45,7 +45,7 @@ class Slot:
         self.worker: Worker | None = None  # a thread that waits for what it shall execute
 
     def release(self) -> None:
-        if self._pool.take_back(self) and self.bounded:
+        if self._pool.reclaim(self) and self.bounded:
             self._pool.pass_on()
 
     def drop(self) -> bool:
@@ -191,7 +191,7 @@ class Threads:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants anything any more
             self.loop.call_soon_threadsafe(give)
 
-    def take_back(self, slot: Slot) -> bool:
+    def reclaim(self, slot: Slot) -> bool:
         with self._lock:
             worker, slot.worker = slot.worker, None
             held = slot.drop()
@@ -335,7 +335,7 @@ class Threads:
         context = contextvars.copy_context()
         context.run(CURRENT.set, current)
         what = "work of the engine" if current is None else f"run {current.run_id}: step {current.step!r}"
-        job = Job(self, lambda: tell_end(self.loop, future, lambda: context.run(fn)), slot, what)
+        job = Job(self, lambda: report_end(self.loop, future, lambda: context.run(fn)), slot, what)
         self.start(job)
         try:
             return await future
@@ -345,7 +345,7 @@ class Threads:
             raise
 
 
-def tell_end(
+def report_end(
     loop: asyncio.AbstractEventLoop,
     future: asyncio.Future[T],
     fn: Callable[[], T],

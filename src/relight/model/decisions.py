@@ -109,7 +109,7 @@ def decide(facts: Facts) -> Decision:
     if facts.ended is not None:
         return Decision(Action.FINISH, f"its journal ends with {facts.ended}; only its row is brought up to that")
     if facts.crashed:
-        given_up = _given_up(facts)
+        given_up = _recovery_gave_up(facts)
         if given_up is not None:
             return given_up
     if not facts.flow_registered:
@@ -205,7 +205,7 @@ def _waits(facts: Facts) -> Decision | None:
     return Decision(Action.LEAVE, "it waits for a time that has not come", facts.wake_at)
 
 
-def _given_up(facts: Facts) -> Decision | None:
+def _recovery_gave_up(facts: Facts) -> Decision | None:
     """Whether policy forbids to resume a run whose owner died."""
     policy = facts.policy
     age = facts.now - facts.started_at

@@ -8,7 +8,7 @@ from collections.abc import Sized
 import msgspec
 
 from relight.errors import StoreError
-from relight.ownership.heartbeats import Keeper
+from relight.ownership.heartbeats import Heartbeats
 from relight.run.services import Services
 from relight.supervisor import Part, PartHealth, Supervisor
 from relight.telemetry import Token, log
@@ -30,7 +30,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 def health_of(services: Services, live: Sized) -> Health:
     """As of now. It reads memory only, so it answers also when the store does not; from any thread."""
     parts = sorted((part.health for part in list(services.supervisor.parts.values())), key=lambda part: part.name)
-    held, fault, refused = services.keeper.held, services.recorder.fault, services.threads.refused
+    held, fault, refused = services.heartbeats.may_drive, services.recorder.fault, services.threads.refused
     able = fault is None and not refused and not any(part.failing for part in parts)
     return Health(
         ok=(held or not services.config.drive) and able,
@@ -59,7 +59,7 @@ def report_failure(part: Part, error: Exception, pause_seconds: float) -> None:
         )
 
 
-def let_go_when_broken(supervisor: Supervisor, keeper: Keeper) -> None:
+def let_go_when_broken(supervisor: Supervisor, heartbeats: Heartbeats) -> None:
     """A process that cannot do its work must not keep others from doing it."""
 
     def broken(part: Part) -> None:
@@ -68,11 +68,11 @@ def let_go_when_broken(supervisor: Supervisor, keeper: Keeper) -> None:
             Token.INTERNAL_ERROR,
             f"{part.name} cannot be kept alive: this process lets go of its lease",
         )
-        keeper.give_lease_away(supervisor.trouble)
+        heartbeats.give_lease_away(supervisor.trouble)
 
     def mended(part: Part) -> None:
         log(logging.WARNING, Token.LEASE_REGAINED, f"{part.name} works again: this process takes up runs again")
-        keeper.go_on()
+        heartbeats.go_on()
 
     def back(part: Part) -> None:
         log(logging.WARNING, Token.RECOVERY_FAILED, f"{part.name} is answered again, after {part.outages} tries")

@@ -79,7 +79,7 @@ class Memory:
             del self.creating[run_id]
         self.arrived.set()
 
-    def taken(self, run_ids: Sequence[str]) -> None:
+    def taken_up(self, run_ids: Sequence[str]) -> None:
         """Taking these up is over, whether they are in memory now or not."""
         self.taking.difference_update(run_ids)
         self.arrived.set()
@@ -90,7 +90,7 @@ class Memory:
         """Whether a run is here, or comes in a moment. One that is just leaving may be claimed for its next life already."""
         return run_id in self.creating or run_id in self.taking or run_id in self.live
 
-    def may_take(self, run_id: str) -> bool:
+    def may_take_up(self, run_id: str) -> bool:
         """With recovery off nothing is claimed by itself, but for the runs this process has started."""
         if run_id in self.live or run_id in self.taking:
             return False

@@ -135,14 +135,14 @@ class Orchestrator:
                 self._let_go(run, grace, "its orchestrator could not renew its lease"), "adrift", run.broke
             )
 
-    def take_again(self, lapsed: bool) -> None:
+    def lease_regained(self, lapsed: bool) -> None:
         """The lease is ours again. If it had lapsed, others may have claimed what is still in memory here."""
         self.waker.look_for_messages()
         self.waker.look_for_lost()
         if lapsed:
             self.claimed_elsewhere.suspect()
         for run_id in self.live:
-            self.services.keeper.attach(run_id)
+            self.services.heartbeats.attach(run_id)
 
     # ---- room
 
@@ -166,7 +166,7 @@ class Orchestrator:
         if self.memory.stopping:
             raise StoreUnavailableError("this Relight is stopping: nothing can be started any more")
         self.memory.creating[run_id] += 1
-        if self.room <= 0 or not self.services.keeper.held:
+        if self.room <= 0 or not self.services.heartbeats.may_drive:
             return False
         self.memory.reserved += 1
         return True
@@ -196,9 +196,9 @@ class Orchestrator:
         if self.memory.wake_who_waits_for_room() and self.waker.wants_room:
             self.waker.wake_up()
 
-    def taken(self, run_ids: Sequence[str]) -> None:
+    def taken_up(self, run_ids: Sequence[str]) -> None:
         """Taking these up is over, whether they are in memory now or not. If not, their room is free again."""
-        self.memory.taken(run_ids)
+        self.memory.taken_up(run_ids)
         told = [run_id for run_id in run_ids if run_id not in self.memory.creating and self.delivery.forget(run_id)]
         if told:
             self.waker.look_for_due()  # they were told something, and are due if nobody has them
@@ -222,13 +222,13 @@ class Orchestrator:
     def drive(self, run: LiveRun, flow: Flow[..., object], messages: Sequence[Message]) -> None:
         """Put a run into motion."""
         self.enter(run)
-        self.services.keeper.attach(run.id)
+        self.services.heartbeats.attach(run.id)
         if self.memory.stopping:
             # Created a moment too late: its code is not called any more, and `stop` lets go of it. Until then it hears
             # nothing, as in `_release`.
             leaving.stop(run, "its orchestrator stops")
             return
-        if not self.services.keeper.held:  # also too late: everything that was in memory has been let go of
+        if not self.services.heartbeats.may_drive:  # also too late: everything that was in memory has been let go of
             self.delivery.forget(run.id)  # it is in the store, for whoever takes the run up
             self._release(run, "its orchestrator has lost its lease")
             return
@@ -251,7 +251,7 @@ class Orchestrator:
     def ended(self, run: LiveRun) -> None:
         self.memory.leave(run)
         self.trials.left(run.id)
-        self.services.keeper.detach(run.id)
+        self.services.heartbeats.detach(run.id)
         run.let_go()
         self.memory.own.discard(run.id)
         self.notify_watchers(run.id, run.departure.outcome)
@@ -265,7 +265,7 @@ class Orchestrator:
         next_generation.inherit(begun, run)
         self.live[run.id] = begun
         flow = self.services.registry.find(run.row.flow)
-        if flow is None or not self.services.keeper.held or self.memory.stopping:
+        if flow is None or not self.services.heartbeats.may_drive or self.memory.stopping:
             # Whoever lets go of everything has come in the moment in which it was committed.
             self._release(begun, "its orchestrator stops, or has lost its lease")
         elif self.room <= 0 and self.waker.wants_room:
@@ -283,7 +283,7 @@ class Orchestrator:
         if self.memory.leave(run):
             self.trials.left(run.id)
             if not run.writer.fenced:  # else its lease is another's already
-                self.services.keeper.detach(run.id)
+                self.services.heartbeats.detach(run.id)
         run.let_go()
         self.notify_watchers(run.id, None)
         if self.memory.stopping:

@@ -38,7 +38,7 @@ async def start(
     new_id = services.entropy.run_id() if run_id is None else check_run_id(run_id)
     at = services.clock.now()
     room = orchestrator.reserve(new_id)
-    lapses = services.keeper.lapses
+    lapses = services.heartbeats.lapses
     commit, first = creation(services.config.payload.blob_threshold, flow, new_id, data, at)
     assert commit.create is not None
     if room:

@@ -71,7 +71,7 @@ class UncertainRuns:
         ready = [run_id for run_id in self._uncertain if not self._memory.is_arriving(run_id)][
             : max(self._memory.room, 0)
         ]
-        if not ready or not services.keeper.held:
+        if not ready or not services.heartbeats.may_drive:
             return
         # Read after we have seen that they are not in memory: a row read before may be of one that was parked since.
         rows = {row.id: row for row in await services.store.get_runs(ready)}

@@ -131,7 +131,7 @@ class Waker:
     def _changed(self, news: News) -> None:
         """Another process has written."""
         if News.RUNS in news:
-            self._watchers.tell_all_but(self._memory.live)
+            self._watchers.notify_all_but(self._memory.live)
             self._claimed_elsewhere.others_wrote = True
         self._look_again |= News.DUE in news or News.MAIL in news
         self._listen_again |= News.MAIL in news
@@ -154,7 +154,7 @@ class Waker:
             if loop.time() >= checked_at + CHECK_SECONDS:  # whether or not something wakes us all the time
                 checked_at = loop.time()
                 self._look_again = self._listen_again = True
-                self._watchers.tell_all_but(self._memory.live)
+                self._watchers.notify_all_but(self._memory.live)
             if loop.time() >= lost_at + LOST_SECONDS:
                 lost_at = loop.time()
                 self._lost_again = True
@@ -167,7 +167,7 @@ class Waker:
 
     async def run_once(self) -> None:
         """One pass: whatever is wanted now."""
-        memory, held = self._memory, self._services.keeper.held
+        memory, held = self._memory, self._services.heartbeats.may_drive
         if self._lost_again and held:
             await self._uncertain.look_for_lost()
             self._lost_again = False
@@ -178,7 +178,7 @@ class Waker:
             await self._delivery.deliver_new()
         if self._early and memory.room > 0 and held:
             early, self._early = self._early[: memory.room], []
-            await self._take_up([row for row in early if memory.may_take(row.id)], crashed=False)
+            await self._take_up([row for row in early if memory.may_take_up(row.id)], crashed=False)
         if self._look_again and memory.room > 0 and held:
             self._look_again = False
             await self._take_due()
@@ -224,7 +224,7 @@ class Waker:
         memory, owner = self._memory, self._services.owner
         leaving = [run_id for run_id, run in memory.live.items() if run.stopping is not None]
         but = [*memory.taking, *leaving]
-        lapses = self._services.keeper.lapses
+        lapses = self._services.heartbeats.lapses
         rows = await self._services.store.claim_due(owner, now, now - NOT_OURS_SECONDS, limit, but)
         if rows:
             await self._take_up_claimed(rows, lapses)
@@ -234,13 +234,13 @@ class Waker:
 
     async def _own_due(self, now: float) -> list[Run]:
         """While recovery is off: those that this process has started. Asked for by id: others' may be due before them."""
-        wanted = [run_id for run_id in self._memory.own if self._memory.may_take(run_id)]
+        wanted = [run_id for run_id in self._memory.own if self._memory.may_take_up(run_id)]
         rows = await self._services.store.get_runs(wanted) if wanted else []
         return [row for row in rows if row.owner is None and row.wake_at is not None and row.wake_at <= now]
 
     async def _freed_by_hand(self, due: Sequence[Run]) -> list[Run]:
         """While recovery is off: those that somebody has resumed, or asked to end, wherever that was. They are ours then."""
-        others = [row for row in due if not self._memory.may_take(row.id) and not self._has(row.id)]
+        others = [row for row in due if not self._memory.may_take_up(row.id) and not self._has(row.id)]
         told = await self._services.store.inbox([row.id for row in others]) if others else []
         ended = {message.run_id for message in told if message.kind in ENDS_PAUSE}
         freed = [row for row in others if row.reason == RESUMED_BY_HAND or row.id in ended]
@@ -259,7 +259,7 @@ class Waker:
             return
         while self._memory.room > 0:
             limit = min(PASS_LIMIT, self._memory.room)
-            held = await self._services.store.held(Hold.DEFINITION, self._services.registry.names(), limit)
+            held = await self._services.store.list_held(Hold.DEFINITION, self._services.registry.names(), limit)
             if held:
                 names = ", ".join(sorted({row.flow for row in held}))
                 log(logging.INFO, Token.DEFINITION_FOUND, f"{len(held)} runs held for want of {names} go on")

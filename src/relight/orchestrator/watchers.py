@@ -45,7 +45,7 @@ class Watchers:
             except Exception as error:  # noqa: BLE001 - a bug of whoever watches: the others are told
                 log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {run_id}: telling of it broke: {error!r}", error)
 
-    def tell_all_but(self, run_ids: Container[str]) -> None:
+    def notify_all_but(self, run_ids: Container[str]) -> None:
         """Whoever watches a run that is not one of these should look."""
         for run_id in [run_id for run_id in self._watchers if run_id not in run_ids]:
             self.notify(run_id)
@@ -53,7 +53,7 @@ class Watchers:
     async def last_look(self) -> None:
         """Everybody should look, and no longer wait. The store is closed after this: under their eyes, if we did not stay
         until they have."""
-        self.tell_all_but(())
+        self.notify_all_but(())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_LOOK_SECONDS):
                 while self._watchers:

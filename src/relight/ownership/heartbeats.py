@@ -1,4 +1,4 @@
-"""The keeper: keeps this orchestrator's session alive, in a thread and on an event loop of its own.
+"""Heartbeats: keep this orchestrator's session alive, in a thread and on an event loop of its own.
 
 A step that blocks the engine's loop for a minute must not cost the lease, so nothing here waits for that loop. One heartbeat
 every third of the ttl keeps all runs. When heartbeats fail, the engine is told while a third of the ttl is left (`lost`), so
@@ -42,8 +42,8 @@ STOP_SECONDS = 3.0
 WATCH_AGAIN_SECONDS = 0.1  # after the manager has ended a watch
 
 
-class Keeper:
-    """One per engine. `held` tells, at any time and from any thread, whether the lease is ours for sure."""
+class Heartbeats:
+    """One per engine. `may_drive` tells, at any time and from any thread, whether the lease is ours for sure."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Keeper:
         self.owner = owner
         self._process = process
         self._supervisor = supervisor or Supervisor()
-        self._part = self._supervisor.part("keeper", essential=False)
+        self._part = self._supervisor.part("heartbeats", essential=False)
         self.ttl_seconds = ttl_seconds
         self._monotonic = SYSTEM_CLOCK.monotonic
         # How often the lease has lapsed. Raised, before valid_until is moved, when it is renewed after that: what was claimed
@@ -87,7 +87,7 @@ class Keeper:
     # ---- from the engine's loop
 
     @property
-    def held(self) -> bool:
+    def may_drive(self) -> bool:
         """Whether runs may be driven and claimed."""
         return not self._lost and self._monotonic() < self.valid_until
 
@@ -96,11 +96,11 @@ class Keeper:
         self._listener = heir
         self._engine = asyncio.get_running_loop()
         self._ready = self._engine.create_future()
-        thread = threading.Thread(target=self._run, name="relight-keeper", daemon=True)
+        thread = threading.Thread(target=self._run, name="relight-heartbeats", daemon=True)
         try:
             thread.start()
         except (RuntimeError, MemoryError) as error:
-            raise LeasesUnavailableError(f"the system refused a thread for the lease keeper: {error}") from error
+            raise LeasesUnavailableError(f"the system refused a thread for the lease heartbeats: {error}") from error
         self._thread = thread
         await self._ready
 
@@ -112,13 +112,13 @@ class Keeper:
         It is this loop that counts the time: the other one may be at its end, and forget a question that comes too late.
         """
         if self._loop is None:
-            raise LeasesUnavailableError("the lease keeper is not running")
+            raise LeasesUnavailableError("the lease heartbeats is not running")
         asked = self._answer(question)
         try:
             answer = asyncio.run_coroutine_threadsafe(asked, self._loop)
         except RuntimeError:  # it is closed
             asked.close()
-            raise LeasesUnavailableError("the lease keeper is not running") from None
+            raise LeasesUnavailableError("the lease heartbeats is not running") from None
         try:
             async with asyncio.timeout(max(self.ttl_seconds, 5.0) if within_seconds is None else within_seconds):
                 return await asyncio.wrap_future(answer)
@@ -130,8 +130,8 @@ class Keeper:
             asker = asyncio.current_task()
             if asker is None or asker.cancelling():
                 raise
-            # The keeper has ended, and the question with it: nobody cancelled us.
-            raise LeasesUnavailableError("the lease keeper has stopped") from None
+            # The heartbeat thread has ended, and the question with it: nobody cancelled us.
+            raise LeasesUnavailableError("the lease heartbeats has stopped") from None
 
     async def _answer(self, question: Callable[[LeaseManager], Coroutine[Any, Any, T]]) -> T:
         return await question(self.leases)
@@ -164,13 +164,13 @@ class Keeper:
                 await self.call(lambda leases: leases.release_all(), RELEASE_SECONDS)
             except RelightError as error:
                 log(logging.WARNING, Token.LEASE_LOST, f"the leases could not be released and will lapse: {error}")
-        self.stop_heartbeats()
+        self.stop_now()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_SECONDS):
                 await self._over.wait()  # and not `join` in a thread: the system may have none for that
         self._thread = None
 
-    def stop_heartbeats(self) -> None:
+    def stop_now(self) -> None:
         """No more heartbeats, and nothing is released: as when the process is killed."""
         self._silent = True
         self._in_thread(self._stop_beating)
@@ -194,13 +194,13 @@ class Keeper:
             with contextlib.suppress(RuntimeError):  # it has ended
                 self._loop.call_soon_threadsafe(callback)
 
-    # ---- in the keeper's thread
+    # ---- in the heartbeat thread
 
     def _run(self) -> None:
         """The thread. A loop that breaks is made anew, with a new session: without one this engine would be idle for ever."""
         while not self._lived():
             threading.Event().wait(self._part.next_pause())
-        self._tell(self._over.set)
+        self._call_engine(self._over.set)
 
     def _lived(self) -> bool:
         """One loop, to its end. Whether it was the last."""
@@ -219,7 +219,7 @@ class Keeper:
         parts: list[Part] = []
         try:
             await self._begin()
-            self._tell(self._is_ready)
+            self._call_engine(self._is_ready)
             keep = self._supervisor.keep
             if self._drives:
                 # None is essential in the supervisor's sense: without heartbeats the lease is lost, and that is said here.
@@ -228,9 +228,9 @@ class Keeper:
             await self._stop.wait()
         except BaseException as error:
             if not self._began:  # whoever opens the engine must hear of it, whatever it is
-                self._tell(self._not_ready, error)
+                self._call_engine(self._not_ready, error)
                 return
-            self._lose(f"its keeper broke: {error!r}")
+            self._lose(f"its heartbeats broke: {error!r}")
             raise
         finally:
             await asyncio.gather(*(part.stop() for part in parts))
@@ -289,7 +289,7 @@ class Keeper:
         if self._lost or lapsed:
             self._lost = False
             log(logging.WARNING, Token.LEASE_REGAINED, f"{self.owner}: the lease is renewed again")
-            self._tell(self._listener.lease_regained, lapsed)
+            self._call_engine(self._listener.lease_regained, lapsed)
 
     def _time_for(self, now: float) -> float:
         """How long one heartbeat may take: not beyond the moment the lease counts as lost."""
@@ -313,7 +313,7 @@ class Keeper:
             log(
                 logging.ERROR, Token.LEASE_LOST, f"{self.owner}: {why}; this process lets go of its runs until one does"
             )
-            self._tell(self._listener.lease_lost)
+            self._call_engine(self._listener.lease_lost)
 
     async def _give_away(self) -> None:
         """Let go of every run; after that, end the session, so that others need not wait for it to lapse."""
@@ -334,7 +334,7 @@ class Keeper:
         while True:
             async for orphaned in self.leases.watch_orphans():
                 part.well()
-                self._tell(self._listener.orphans, orphaned)
+                self._call_engine(self._listener.orphans, orphaned)
             await self._wait(WATCH_AGAIN_SECONDS)
             if self._stop.is_set():
                 return
@@ -375,7 +375,7 @@ class Keeper:
 
     # ---- telling the engine
 
-    def _tell(self, callback: Callable[..., None], *args: object) -> None:
+    def _call_engine(self, callback: Callable[..., None], *args: object) -> None:
         assert self._engine is not None
         with contextlib.suppress(RuntimeError):  # its loop is closed: nobody listens
             self._engine.call_soon_threadsafe(callback, *args)

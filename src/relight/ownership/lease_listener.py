@@ -1,4 +1,4 @@
-"""Who is told by the keeper what became of the lease, and of others'."""
+"""Who is told by the heartbeat thread what became of the lease, and of others'."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from relight.model.lease import Orphaned
 
 
 class LeaseListener(Protocol):
-    """Who is told by the keeper, on the engine's loop."""
+    """Who is told by the heartbeat thread, on the engine's loop."""
 
     def lease_lost(self) -> None:
         """It could not be renewed and lapses soon: let go of every run, and take none."""

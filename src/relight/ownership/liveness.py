@@ -24,7 +24,7 @@ import msgspec
 from relight.clock import Clock
 from relight.errors import ConfigError
 from relight.model.lease import Process, Session, same_manager
-from relight.ownership.heartbeats import Keeper
+from relight.ownership.heartbeats import Heartbeats
 from relight.ports.leases import LeaseManager
 from relight.ports.store import Store
 from relight.process import is_dead
@@ -62,16 +62,16 @@ class Presence(msgspec.Struct, frozen=True):
         return max(self.complete_at, noted.expires_at if noted is not None else 0.0)
 
 
-async def presence_of(keeper: Keeper, store: Store, clock: Clock) -> Presence:
+async def presence_of(heartbeats: Heartbeats, store: Store, clock: Clock) -> Presence:
     """Ask both."""
-    listed, since = await keeper.call(_listed)
-    if keeper.leases.in_store:
+    listed, since = await heartbeats.call(_listed)
+    if heartbeats.leases.in_store:
         return Presence({session.owner: session for session in listed}, {})
     noted = await store.sessions()
     return Presence(
         {session.owner: session for session in listed},
         {session.owner: session for session in noted},
-        since + keeper.ttl_seconds,
+        since + heartbeats.ttl_seconds,
         clock.now(),
     )
 
@@ -89,23 +89,25 @@ def is_alive(session: Session) -> bool:
 # ---- being seen
 
 
-async def appear(keeper: Keeper, store: Store, supervisor: Supervisor, process: Process, *, drives: bool) -> None:
+async def appear(
+    heartbeats: Heartbeats, store: Store, supervisor: Supervisor, process: Process, *, drives: bool
+) -> None:
     """The session has begun: from now on the store sees it, where its leases are kept elsewhere."""
-    await agree_on_manager(store, keeper.leases, drives=False)  # two may have begun at once, with two
-    if drives and not keeper.leases.in_store:
-        note = partial(store.note_session, keeper.owner, process, keeper.ttl_seconds)
+    await agree_on_manager(store, heartbeats.leases, drives=False)  # two may have begun at once, with two
+    if drives and not heartbeats.leases.in_store:
+        note = partial(store.note_session, heartbeats.owner, process, heartbeats.ttl_seconds)
         await note()
-        supervisor.keep("presence", partial(_keep_noting, keeper, note), essential=False)
+        supervisor.keep("presence", partial(_keep_noting, heartbeats, note), essential=False)
 
 
-async def _keep_noting(keeper: Keeper, note: Callable[[], Awaitable[None]], part: Part) -> None:
+async def _keep_noting(heartbeats: Heartbeats, note: Callable[[], Awaitable[None]], part: Part) -> None:
     """Every third of the ttl, while the lease is held."""
     never = asyncio.Event()
     while True:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(keeper.ttl_seconds / 3):
+            async with asyncio.timeout(heartbeats.ttl_seconds / 3):
                 await never.wait()
-        if keeper.held:
+        if heartbeats.may_drive:
             await note()
         part.well()
 

@@ -3,7 +3,7 @@
 One heartbeat per orchestrator, every third of the ttl, keeps all its runs: a lease belongs to a session, runs are attached
 to it. A lease is a hint about liveness and nothing more. What keeps two owners from both writing is the epoch in the store.
 
-A manager has its own connection to whatever backs it, and lives on the keeper's event loop in a thread of its own (see
+A manager has its own connection to whatever backs it, and lives on the event loop of the heartbeat thread (see
 ownership/heartbeats.py), so that a step that blocks the engine's loop for a minute costs no lease. All times are those of the
 backing server; no method reads metadata or journals on a heartbeat.
 """

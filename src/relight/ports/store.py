@@ -236,7 +236,7 @@ class MetadataStore(Protocol):
         """The earliest wake_at of any waiting or pending root nobody holds in memory."""
         ...
 
-    async def held(self, hold: Hold, flows: Sequence[str], limit: int) -> list[Run]:
+    async def list_held(self, hold: Hold, flows: Sequence[str], limit: int) -> list[Run]:
         """Paused roots of this hold and one of these flows that nobody is about to take up."""
         ...
 

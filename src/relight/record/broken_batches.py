@@ -32,7 +32,7 @@ class Lane(Protocol):
         """One batch, until the store has taken it. Raises what it breaks with."""
         ...
 
-    def settle(
+    def finish(
         self, writers: list[Writer], commits: list[Commit], creations: list[Creation], results: list[CommitResult]
     ) -> None:
         """The batch is durable: wake everybody who waited for it."""
@@ -75,7 +75,7 @@ async def _alone(lane: Lane, writer: Writer, commit: Commit) -> None:
             if last:
                 await _hold(lane, writer, commit, error)
         else:
-            lane.settle([writer], [commit], [], results)
+            lane.finish([writer], [commit], [], results)
             return
 
 

@@ -24,7 +24,7 @@ from collections.abc import Callable
 
 from relight.errors import RelightError, StoreUnavailableError
 from relight.execution.idle import Idleness
-from relight.execution.running_loop import Floor
+from relight.execution.running_loop import RunningLoop
 from relight.ports.store import Commit, CommitResult, Committed, Store
 from relight.record import batch_size
 from relight.record.broken_batches import Creation, divide
@@ -46,7 +46,7 @@ class Recorder:
         self,
         store: Store,
         loop: asyncio.AbstractEventLoop,
-        floor: Floor,
+        running_loop: RunningLoop,
         supervisor: Supervisor | None = None,
         idleness: Idleness | None = None,
     ) -> None:
@@ -54,7 +54,7 @@ class Recorder:
         self._idleness.parts.append(self._is_idle)
         self._supervisor = supervisor or Supervisor()
         self.loop = loop
-        self.floor = floor
+        self.running_loop = running_loop
         self.fault: str | None = None  # why nothing is being committed right now
         self.commits = 0
         self.entries = 0
@@ -150,7 +150,7 @@ class Recorder:
 
     # ---- what lanes tell
 
-    def settled(self) -> None:
+    def batch_done(self) -> None:
         """A batch has ended: drafts may be queued that waited for it."""
         if self.queue and self.free:
             self.wake_up()
@@ -205,7 +205,7 @@ class _Lane:
             self.looking = False
             if writers or creations:
                 await self._commit_next(writers, creations)
-                recorder.settled()
+                recorder.batch_done()
                 part.well()
             elif recorder.wait(self):
                 self._idle = recorder.loop.create_future()
@@ -248,13 +248,13 @@ class _Lane:
         except Exception as error:  # noqa: BLE001 - a bug in a backend, or a value that it cannot write
             await divide(self, writers, commits, creations, error)
         else:
-            self.settle(writers, commits, creations, results)
+            self.finish(writers, commits, creations, results)
 
     async def commit(self, commits: list[Commit], creations: list[Creation]) -> list[CommitResult]:
         """One batch, until the store has taken it. Creations are tried once, with the first try."""
         recorder = self._recorder
         try:
-            results = await self._ask([*commits, *(commit for commit, _ in creations)])
+            results = await self._commit([*commits, *(commit for commit, _ in creations)])
         except StoreUnavailableError as error:
             recorder.failing(error)
             recorder.refuse(creations)
@@ -263,7 +263,7 @@ class _Lane:
             recorder.works()
         return results
 
-    async def _ask(self, commits: list[Commit]) -> list[CommitResult]:
+    async def _commit(self, commits: list[Commit]) -> list[CommitResult]:
         """Give the store a batch, once."""
         recorder = self._recorder
         if recorder.given_up:
@@ -295,13 +295,13 @@ class _Lane:
                     )
                 await pause.wait()
                 try:
-                    return await self._ask(commits)
+                    return await self._commit(commits)
                 except StoreUnavailableError as error:
                     recorder.failing(error)
         finally:
             recorder.insisting -= 1
 
-    def settle(
+    def finish(
         self, writers: list[Writer], commits: list[Commit], creations: list[Creation], results: list[CommitResult]
     ) -> None:
         """The batch is durable: wake everybody who waited for it, in the order of the journals. The flows go on in one
@@ -325,20 +325,20 @@ class _Lane:
                 abandon([writer], error)
         self._recorder.entries += entries
         if flows:
-            self._recorder.loop.call_soon(_go_on, self._recorder.floor, flows)
+            self._recorder.loop.call_soon(_go_on, self._recorder.running_loop, flows)
         for (_, future), result in zip(creations, results[len(commits) :], strict=True):
             if not future.done():
                 future.set_result(result)
 
 
-def _go_on(floor: Floor, flows: list[Callable[[], None]]) -> None:
-    floor.batch = True
+def _go_on(running_loop: RunningLoop, flows: list[Callable[[], None]]) -> None:
+    running_loop.batch = True
     try:
         for advance in flows:
             advance()
     finally:
-        floor.batch = False
-        floor.leave()
+        running_loop.batch = False
+        running_loop.give_back()
 
 
 def _share(queued: int, looking: int) -> int:

@@ -71,7 +71,7 @@ async def explain(services: Services, run_id: str) -> Explanation:
         last_entry=0 if state is None else state.sequence,
         last_operation=ended[-1] if ended else "",
         waits_for=[] if state is None else waits(state),
-        unread=[_told(message) for message in known.unread],
+        unread=[_message_in_words(message) for message in known.unread],
         steps=[] if state is None else _steps(state, row, now),
         plan=planned(services, known),
         events=events,
@@ -95,14 +95,14 @@ def sentence(known: Known, now: float) -> str:
 
 def _unread(known: Known) -> str:
     """What it was told and has not taken in. A run that is driven takes it in in its own time."""
-    told = [_told(message) for message in known.unread]
+    told = [_message_in_words(message) for message in known.unread]
     if not told or known.row.status.terminal:
         return ""
     some = ", ".join(told[:3]) + (f" and {len(told) - 3} more" if len(told) > 3 else "")
     return f"; unread in its inbox: {some}"
 
 
-def _told(message: Message) -> str:
+def _message_in_words(message: Message) -> str:
     named = f" {message.name!r}" if message.name else ""
     return f"{message.kind.value}{named} of {_time(message.at)}"
 
@@ -110,7 +110,7 @@ def _told(message: Message) -> str:
 def _pending(known: Known, now: float) -> str:
     row = known.row
     if row.owner is not None:
-        return f"was accepted and {_held(known, now)}"
+        return f"was accepted and {_hold_in_words(known, now)}"
     if row.wake_at is not None and row.wake_at > now and known.decision.action is Action.LEAVE:
         return f"waits until {_time(row.wake_at)} at the latest: {known.decision.reason}"
     since = "" if row.wake_at is None else f", for {_ago(now - row.wake_at)} now,"
@@ -122,10 +122,10 @@ def _pending(known: Known, now: float) -> str:
 
 
 def _running(known: Known, now: float) -> str:
-    return f"is running and {_held(known, now)}"
+    return f"is running and {_hold_in_words(known, now)}"
 
 
-def _held(known: Known, now: float) -> str:
+def _hold_in_words(known: Known, now: float) -> str:
     """Who holds a run that is in somebody's memory, and whether that somebody lives."""
     row, session = known.row, known.session
     if row.owner is None:
@@ -160,7 +160,7 @@ def _waiting(known: Known, now: float) -> str:
     what = "; ".join(pending[:3]) + (f" and {len(pending) - 3} more" if len(pending) > 3 else "")
     what = what or "a time or a message"
     if row.owner is not None:
-        return f"waits for {what}, and {_held(known, now)}"
+        return f"waits for {what}, and {_hold_in_words(known, now)}"
     due = "" if row.wake_at is None else f"; due at {_time(row.wake_at)}"
     if row.wake_at is not None and row.wake_at <= now:
         due = f"; due for {_ago(now - row.wake_at)}, as soon as an orchestrator has room"
@@ -170,7 +170,7 @@ def _waiting(known: Known, now: float) -> str:
 def _paused(known: Known, now: float) -> str:
     row = known.row
     if row.owner is not None:
-        return f"was about to go on after a pause, and {_held(known, now)}"
+        return f"was about to go on after a pause, and {_hold_in_words(known, now)}"
     if row.hold is Hold.USER and row.reason.startswith("paused by request"):
         return f"was {row.reason}"
     kind = {

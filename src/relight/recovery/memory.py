@@ -34,7 +34,7 @@ class RunsInMemory(Host, Protocol):
         """Until a run can be taken up."""
         ...
 
-    def taken(self, run_ids: Sequence[str]) -> None:
+    def taken_up(self, run_ids: Sequence[str]) -> None:
         """Taking these up is over, whether they are in memory now or not."""
         ...
 
@@ -62,7 +62,7 @@ class RunsInMemory(Host, Protocol):
         """The lease is lost: stop driving."""
         ...
 
-    def take_again(self, lapsed: bool) -> None:
+    def lease_regained(self, lapsed: bool) -> None:
         """The lease is ours again. It may have lapsed meanwhile."""
         ...
 

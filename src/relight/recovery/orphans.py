@@ -44,7 +44,7 @@ class OrphanRecovery:
         self._left_behind: set[str] = (
             set()
         )  # without leases: the owners there were at the opening, until their runs are taken up
-        self.settled = asyncio.Event()  # a whole round was made and nothing was left to do
+        self.caught_up = asyncio.Event()  # a whole round was made and nothing was left to do
 
     # ---- LeaseListener
 
@@ -54,7 +54,7 @@ class OrphanRecovery:
 
     def lease_regained(self, lapsed: bool) -> None:
         self._wanted.set()
-        self._orchestrator.take_again(lapsed)
+        self._orchestrator.lease_regained(lapsed)
 
     def orphans(self, orphaned: Orphaned) -> None:
         self._wanted.set()
@@ -87,19 +87,19 @@ class OrphanRecovery:
             self._services.idleness.look()
             part.well()
             if not self._wanted.is_set():
-                self.settled.set()
+                self.caught_up.set()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(config.check_interval_seconds):
                     await self._wanted.wait()
 
     async def round(self, limit: int, *, starting: bool = False) -> int:
         """Everything that is orphaned now, `limit` runs at a time; how many were claimed."""
-        if not self._services.keeper.held:
+        if not self._services.heartbeats.may_drive:
             return 0  # whoever cannot renew claims nothing; it is told when it can again
         me = self._services.owner
         presence = await self._presence(starting)
         unlisted = me not in presence.listed
-        if unlisted and not (self._services.keeper.leases.in_store and (starting or self._left_behind)):
+        if unlisted and not (self._services.heartbeats.leases.in_store and (starting or self._left_behind)):
             return 0  # where not even we are listed, nothing follows from who is missing. (Nobody is, without leases.)
         owners = await self._services.store.owners()
         if unlisted:
@@ -130,7 +130,7 @@ class OrphanRecovery:
     async def _presence(self, starting: bool) -> Presence:
         """Everybody's session. Those of processes of this machine that are gone are ended first: nobody need wait for them
         to lapse."""
-        presence = await presence_of(self._services.keeper, self._services.store, self._services.clock)
+        presence = await presence_of(self._services.heartbeats, self._services.store, self._services.clock)
         for session in presence.listed.values():
             if not session.fresh or session.owner == self._services.owner:
                 continue
@@ -143,7 +143,7 @@ class OrphanRecovery:
     async def _end_session(self, session: Session) -> None:
         log(logging.WARNING, Token.OWNER_DEAD, f"{session.owner}: its process {session.process.pid} is gone")
         self._said_dead.add(session.owner)
-        await self._services.keeper.call(lambda leases: leases.end_session(session.owner))
+        await self._services.heartbeats.call(lambda leases: leases.end_session(session.owner))
 
     def _may_share(self, session: Session) -> bool:
         """Whether this session may have our name. The workers of one server have one configuration, and so one name. That harms
@@ -222,7 +222,7 @@ class OrphanRecovery:
         limit = self._services.config.recovery.max_claims_per_check
         over = [owner for owner, session in presence.listed.items() if not session.fresh and owner not in owners]
         for owner in over[:limit]:
-            await self._services.keeper.call(lambda leases, owner=owner: leases.forget_session(owner))  # type: ignore[misc]
+            await self._services.heartbeats.call(lambda leases, owner=owner: leases.forget_session(owner))  # type: ignore[misc]
         over = [owner for owner, session in presence.noted.items() if not session.fresh and owner not in owners]
         for owner in over[:limit]:
             await self._services.store.forget_session(owner)

@@ -111,7 +111,7 @@ async def know(services: Services, rows: list[Run]) -> list[Known]:
     """Facts and decisions of these roots, as of now."""
     if not rows:
         return []
-    presence = await presence_of(services.keeper, services.store, services.clock)
+    presence = await presence_of(services.heartbeats, services.store, services.clock)
     journals = await services.store.read([row.id for row in rows])
     unread: dict[str, list[Message]] = {row.id: [] for row in rows}
     for message in await services.store.inbox(list(unread)):

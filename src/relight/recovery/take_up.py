@@ -67,7 +67,7 @@ async def take_up_claimed(orchestrator: RunsInMemory, rows: list[Run], lapses: i
     """Runs that were due, and that this process has claimed already, when our lease had lapsed so often. Those that it cannot
     drive yet stay in doubt: one whose last life is just leaving memory, or all of them when the lease was lost meanwhile. Then
     they are given back, if the store still takes that: others need not wait until we are known to be dead."""
-    able = orchestrator.services.keeper.held and not orchestrator.stopping
+    able = orchestrator.services.heartbeats.may_drive and not orchestrator.stopping
     late = [row.id for row in rows if not able or row.id in orchestrator.live or row.id in orchestrator.taking]
     if late:
         orchestrator.check_ownership(late, crashed=False)
@@ -89,14 +89,14 @@ async def take_up(
     """Bring these unfinished roots into memory and drive them; how many were claimed."""
     rows = [row for row in rows if not row.status.terminal and not row.newer and row.id not in orchestrator.live]
     rows = [row for row in rows if row.id not in orchestrator.taking]
-    if not rows or orchestrator.stopping or not orchestrator.services.keeper.held:
+    if not rows or orchestrator.stopping or not orchestrator.services.heartbeats.may_drive:
         return 0
     services, ids = orchestrator.services, [row.id for row in rows]
     orchestrator.taking.update(ids)
     restored: list[_Restored] = []
     began = services.clock.monotonic()
     # From before the claim: frozen after it, we must ask again.
-    lapses = services.keeper.lapses if claimed_under is None else claimed_under
+    lapses = services.heartbeats.lapses if claimed_under is None else claimed_under
     try:
         epochs = {row.id: row.epoch for row in rows}
         if claimed_under is None:
@@ -119,24 +119,24 @@ async def take_up(
         orchestrator.check_ownership(ids, crashed=crashed)
         raise
     finally:
-        orchestrator.taken(ids)
+        orchestrator.taken_up(ids)
         _free_again(orchestrator, restored)
 
 
 async def _lease(services: Services, rows: list[Run]) -> list[Run]:
     """Those whose lease is ours now. Where it turns out to be another's than the row says, the row is corrected."""
-    keeper = services.keeper
+    heartbeats = services.heartbeats
     # On a store that keeps the leases, claiming a run without owner acquires its lease.
-    wanted = [row for row in rows if not keeper.leases.in_store or row.owner not in (None, services.owner)]
+    wanted = [row for row in rows if not heartbeats.leases.in_store or row.owner not in (None, services.owner)]
     if not wanted:
         return rows
-    answers = await keeper.call(lambda leases: leases.acquire_lease([row.id for row in wanted]))
+    answers = await heartbeats.call(lambda leases: leases.acquire_lease([row.id for row in wanted]))
     refused = set()
     for row in wanted:
         answer = answers.get(row.id)
         if answer is None or isinstance(answer, OwnedBy):
             refused.add(row.id)
-        if isinstance(answer, OwnedBy) and not keeper.leases.in_store and row.owner not in (None, answer.owner):
+        if isinstance(answer, OwnedBy) and not heartbeats.leases.in_store and row.owner not in (None, answer.owner):
             await _correct_owner(services, row, answer.owner)
     return [row for row in rows if row.id not in refused]
 
@@ -327,7 +327,7 @@ async def _act(orchestrator: RunsInMemory, restored: _Restored, crashed: bool) -
     if decision.action is Action.WAIT:
         log(logging.WARNING, Token.RUN_SUSPECTED, f"run {run.id}: {decision.reason}")
         orchestrator.trials.wait(run.row, run.writer.epoch)
-        orchestrator.services.keeper.detach(run.id)
+        orchestrator.services.heartbeats.detach(run.id)
         orchestrator.wake_at(decision.until or run.services.clock.now())
         run.let_go()
         return

@@ -43,7 +43,7 @@ class Freed:
     async def look(self, limit: int) -> tuple[list[Run], bool]:
         """Up to `limit` of them, and whether there may be more."""
         wanted = limit + len(self._not_for_us)
-        held = await self._services.store.held(Hold.UPGRADE, self._services.registry.names(), wanted)
+        held = await self._services.store.list_held(Hold.UPGRADE, self._services.registry.names(), wanted)
         unknown = [row for row in held if (row.id, row.epoch) not in self._not_for_us][:limit]
         if len(held) < wanted:  # these are all there are
             self._not_for_us.intersection_update([(row.id, row.epoch) for row in held])

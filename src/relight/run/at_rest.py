@@ -38,9 +38,9 @@ def say_deadlocked(run: LiveRun) -> None:
 
 def tell_mark(run: LiveRun, mark: str) -> None:
     """Something else than an operation's end that has its place in the order."""
-    run.services.floor.leave()
+    run.services.running_loop.give_back()
     if mark == CANCELLED:
-        cancel.tell(run)
+        cancel.tell_cancelled(run)
     elif run.main is not None:
         run.deadlocked = True
         run.saying_so = False

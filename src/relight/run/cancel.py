@@ -56,7 +56,7 @@ async def _pass_on(run: LiveRun) -> None:
     run.host.look_for_messages()
 
 
-def tell(run: LiveRun) -> None:
+def tell_cancelled(run: LiveRun) -> None:
     """The flow hears of it."""
     run.cancelled = run.loop.run_cancelled = True
     tasks = _task_of_each_branch(run)
@@ -66,7 +66,7 @@ def tell(run: LiveRun) -> None:
         _count(operation, tasks.get(operation.scope.branch))
         _interrupt(run, operation)
     run.loop.pump()
-    run.services.floor.leave()
+    run.services.running_loop.give_back()
     # Innermost first: what they are cancelled with reaches the tasks that wait for them.
     for task, (scope, _) in reversed(list(run.loop.tasks.items())):
         if not scope.in_clean_up and not scope.informed:

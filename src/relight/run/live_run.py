@@ -68,7 +68,7 @@ class LiveRun(RunRecord, Asking):
         self.recovered = 0  # over 0: its last owner died, and what was in flight then is repeated, and counted here
 
         # The flow's code, and what it waits for.
-        self.loop: RunLoop = RunLoop(row.id, services.floor, self)  # type: ignore[abstract]  # what is missing is refused there
+        self.loop: RunLoop = RunLoop(row.id, services.running_loop, self)  # type: ignore[abstract]  # what is missing is refused there
         self.main: FlowTask[Any] | None = None  # the task of the flow's function,
         self.main_done = True  # once it is made: whether it has ended
         self.turns = NO_TURNS  # of the threads of sync code: see `own_turns`
@@ -134,7 +134,7 @@ class LiveRun(RunRecord, Asking):
         self._woken = False
         if self._advancing:
             return
-        loop, told, floor = self.loop, self.told, self.services.floor
+        loop, told, running_loop = self.loop, self.told, self.services.running_loop
         self._advancing = loop.driven = True
         ready, left = loop.ready, MOST_TOLD
         try:
@@ -161,14 +161,14 @@ class LiveRun(RunRecord, Asking):
             self.stuck(Hold.CORRUPT, RelightError(f"the engine broke while it drove this run: {error!r}; report it"))
         finally:
             self._advancing = loop.driven = False
-            if not floor.batch:
-                floor.leave()
+            if not running_loop.batch:
+                running_loop.give_back()
             if self.departure.held is not None and not self.departing:
                 leaving.depart_by_itself(self)
 
     def _go_on(self) -> bool:
         """What has been asked for begins; the flow comes to rest, and is told one thing. False: it has to wait, or is over."""
-        self.services.floor.leave()
+        self.services.running_loop.give_back()
         if self._asked:
             self._begin_asked()
         if self.loop.ready:  # others have their turn
@@ -218,7 +218,7 @@ class LiveRun(RunRecord, Asking):
 
     def go_live(self, replay: Replay) -> None:
         """Replay is over. What the flow has asked for and not been told begins now."""
-        self.services.floor.leave()
+        self.services.running_loop.give_back()
         self.replay = None
         self.left_open = replay.open
         self.do_when_live()

@@ -43,8 +43,8 @@ class RunRecord:
         "announced",
         "blob_threshold",
         "generation",
+        "heartbeats",
         "id",
-        "keeper",
         "lapses",
         "max_bytes",
         "next",
@@ -74,8 +74,8 @@ class RunRecord:
         self.writer = Writer(services.recorder, row.id, epoch, sequence, told)
         self.writer.checkpoint_at = sequence + services.config.checkpoint.every
         self.announced = 0  # how many of its entries since say that an attempt has begun, which is no progress
-        self.keeper = services.keeper
-        self.lapses = services.keeper.lapses  # of our lease, when the run was last known to be ours
+        self.heartbeats = services.heartbeats
+        self.lapses = services.heartbeats.lapses  # of our lease, when the run was last known to be ours
         self.max_bytes = services.config.payload.max_bytes
         self.blob_threshold = services.config.payload.blob_threshold
         self.unsettled = (
@@ -136,7 +136,7 @@ class RunRecord:
     async def confirm(self) -> None:
         """Our lease has lapsed (this process was frozen, perhaps): ask the store whether the run is still ours before its
         code takes effect again. Raises Unwind if it is not."""
-        lapses = self.keeper.lapses
+        lapses = self.heartbeats.lapses
         self.writer.confirm_ownership()
         await self.wait_until_durable()
         self.lapses = lapses
@@ -144,7 +144,7 @@ class RunRecord:
     @property
     def lease_has_lapsed(self) -> bool:
         """Whether our lease has lapsed since this run was known to be ours."""
-        return self.lapses != self.keeper.lapses or SYSTEM_CLOCK.monotonic() >= self.keeper.valid_until
+        return self.lapses != self.heartbeats.lapses or SYSTEM_CLOCK.monotonic() >= self.heartbeats.valid_until
 
     async def read(self, question: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
         """Read from the store for the flow. One that fails is asked again: its faults are no outcomes of the flow."""

@@ -202,7 +202,7 @@ def _goes_another_way(run: LiveRun, replay: Replay, key: str) -> bool:
     them are done at once. Then what it asks for now is done now, or found; what is recorded behind it comes after that."""
     if replay.anew:
         return True
-    run.services.floor.leave()
+    run.services.running_loop.give_back()
     foreach = next((one for one in replay.foreachs if key.startswith(one + "[")), None)
     if foreach is not None and foreach not in replay.changed:
         change_foreach(run, replay, foreach)

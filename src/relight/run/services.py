@@ -13,11 +13,11 @@ from relight.execution.background_tasks import Background
 from relight.execution.blocking_watch import BlockingWatch
 from relight.execution.body_tasks import Bodies
 from relight.execution.idle import Idleness
-from relight.execution.running_loop import Floor
+from relight.execution.running_loop import RunningLoop
 from relight.execution.thread_pool import Threads
 from relight.flow.registry import Registry
 from relight.metrics import Metrics
-from relight.ownership.heartbeats import Keeper
+from relight.ownership.heartbeats import Heartbeats
 from relight.ports.store import Store
 from relight.record.recorder import Recorder
 from relight.run.long_steps import LongSteps
@@ -31,13 +31,13 @@ class Services(msgspec.Struct, frozen=True):
     """What the runs of one engine share."""
 
     store: Store
-    keeper: Keeper
+    heartbeats: Heartbeats
     recorder: Recorder
     clock: Clock
     entropy: Entropy
     threads: Threads
     bodies: Bodies
-    floor: Floor
+    running_loop: RunningLoop
     watch: BlockingWatch
     background: Background
     supervisor: Supervisor

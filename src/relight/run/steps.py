@@ -107,8 +107,8 @@ class StepOperation(Operation):
         plainly = not (
             not self.step.plain
             or (run.unsettled and run.is_unsettled())
-            or run.lapses != run.keeper.lapses  # this and the next: run.lease_has_lapsed
-            or _monotonic() >= run.keeper.valid_until
+            or run.lapses != run.heartbeats.lapses  # this and the next: run.lease_has_lapsed
+            or _monotonic() >= run.heartbeats.valid_until
             or self.given_up
             or self.interrupted
             or run.phase is not DRIVEN
@@ -169,7 +169,7 @@ class StepCall(Call):
         # Nearly always. As ask() does, and begin() when the flow is at rest: its body is not looked at before that.
         run.pending[operation.key] = operation
         run.busy += 1
-        run.services.bodies.queue.append(operation)  # which is looked at when flow code leaves the floor
+        run.services.bodies.queue.append(operation)  # which is looked at when flow code gives the running loop back
         return operation.__await__()
 
 

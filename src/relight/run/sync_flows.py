@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from relight.errors import OutsideRunError, Unwind
 from relight.execution.blocking_watch import place_of
-from relight.execution.thread_pool import Job, Slot, Threads, tell_end
+from relight.execution.thread_pool import Job, Slot, Threads, report_end
 from relight.flow.call import Call
 from relight.flow.scope import CURRENT, Scope, StepInfo
 from relight.run.phase import DRIVEN
@@ -191,7 +191,7 @@ class FlowThread:
         self._running = True
         self.turns.threads.add(self)
         self.turns.want(
-            self, lambda: self._have_thread(lambda: tell_end(self.loop, future, body, future.settled(ended)))
+            self, lambda: self._have_thread(lambda: report_end(self.loop, future, body, future.settled(ended)))
         )
         return future
 
@@ -230,7 +230,7 @@ class FlowThread:
             finally:
                 CURRENT.reset(token)
 
-        serve = lambda: tell_end(self.loop, future, work, future.settled(ended))  # noqa: E731 - for the thread to do
+        serve = lambda: report_end(self.loop, future, work, future.settled(ended))  # noqa: E731 - for the thread to do
         self.turns.want(self, lambda: self._answers.put((None, None, serve)))
         return future
 
@@ -241,7 +241,7 @@ class FlowThread:
         future: asyncio.Future[T] = self.loop.create_future()
         context = contextvars.copy_context()  # what the body sets stays in it, as with any step
         context.run(CURRENT.set, info)
-        self._answers.put((None, None, lambda: tell_end(self.loop, future, lambda: context.run(fn))))
+        self._answers.put((None, None, lambda: report_end(self.loop, future, lambda: context.run(fn))))
         return future
 
     def wait(self, call: Call) -> Any:

@@ -1,7 +1,7 @@
 """A lease manager that crashes at a planned operation: see `crashpoints` for the whole.
 
 Its operations share their numbers with those of the store, so that a plan names a point of everything a process asks for. It
-lives on the keeper's thread. Heartbeats are numbered, too: with a ttl that outlasts the trial there is only the first.
+lives on the heartbeat thread. Heartbeats are numbered, too: with a ttl that outlasts the trial there is only the first.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ Mode = Literal["before", "after", "raise", "refuse", "during", "stall", "count"]
 
 # Operations that change nothing: a death after one of them leaves what a death before it leaves.
 READS = frozenset({
-    "get_run", "get_runs", "list_runs", "item_results", "foreach_progress", "owners", "now", "due", "next_due", "held", "inbox",
-    "messages_after", "newest_message", "read_log", "get_blob", "read", "read_from", "latest_sequence", "get_checkpoint",
+    "get_run", "get_runs", "list_runs", "item_results", "foreach_progress", "owners", "now", "due", "next_due", "list_held",
+    "inbox", "messages_after", "newest_message", "read_log", "get_blob", "read", "read_from", "latest_sequence", "get_checkpoint",
     "journal_bytes", "list_active_roots",
     "leases.get_lease", "leases.list_orchestrators", "leases.listed_since", "sessions", "lease_manager",
 })  # fmt: skip
@@ -257,8 +257,8 @@ class CrashingStore:
     async def next_due(self) -> float | None:
         return await self._do("next_due", self._inner.next_due())
 
-    async def held(self, hold: Hold, flows: Sequence[str], limit: int) -> list[Run]:
-        return await self._do("held", self._inner.held(hold, flows, limit))
+    async def list_held(self, hold: Hold, flows: Sequence[str], limit: int) -> list[Run]:
+        return await self._do("list_held", self._inner.list_held(hold, flows, limit))
 
     async def post(self, messages: Sequence[Message]) -> list[int | None]:
         return await self._do("post", self._post(messages))

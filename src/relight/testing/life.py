@@ -158,7 +158,7 @@ async def _live(order: dict[str, Any]) -> Outcome:
     scenario = find(order["scenario"])
 
     async def opened() -> Relight:
-        leases = make_leases(config, inner, given=False)  # each time: a keeper that failed closes its own
+        leases = make_leases(config, inner, given=False)  # each time: heartbeats that failed closes its own
         if config.leases != "none":
             leases = CrashingLeases(leases, store.points)
         rl = Relight(url, store=store, lease_manager=leases, **settings)

@@ -45,7 +45,7 @@ class OrphanWatch:
     """Iterates over owners that have died since that revision, one at a time, until it is closed.
 
     It does not raise because etcd is away: it goes on from the last revision it saw, as soon as etcd is back. What was
-    compacted meanwhile, or lost with etcd's data, is missing. Nothing is logged either: the heartbeats fail at the same time.
+    compacted meanwhile, or lost with etcd's data, is missing. Nothing is logged either: heartbeats fail at the same time.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class OrphanWatch:
         ping_seconds: float,
         ended: Callable[[str, bytes], None],
     ) -> None:
-        self._connection = connection  # our own: a stream that hangs must not hang the heartbeats
+        self._connection = connection  # our own: a stream that hangs must not hang the heartbeat thread
         self._keys = keys
         self._owner = owner
         self.revision = revision  # the last one that is seen

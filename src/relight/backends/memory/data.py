@@ -1,6 +1,6 @@
 """Everything a MemoryStore keeps, and the fenced write across it.
 
-Each method is one step for the event loop of the store's engines. The keeper of their leases calls from a thread of its
+Each method is one step for the event loop of the store's engines. The heartbeats of their leases calls from a thread of its
 own, though: `lock` is held by whatever writes to runs or sessions.
 """
 
@@ -113,7 +113,7 @@ class Data:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
                 loop.call_soon_threadsafe(changed, News.ANYTHING)
 
-    def tell_watchers(self, ended: str | None = None) -> None:
+    def notify_watchers(self, ended: str | None = None) -> None:
         """A session has begun, or this owner's has ended; from any thread."""
         for watcher in list(self.session_watchers):
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
@@ -179,7 +179,7 @@ class Data:
         for line in extras.log:
             self.log(line)
         for message in extras.messages:
-            self.tell(message)
+            self.post(message)
         if extras.cancel_spawned is not None:
             self._cancel_spawned(commit.root_id, extras.cancel_spawned)
         if extras.consumed:
@@ -240,7 +240,7 @@ class Data:
         self.unfinished.pop(run.id, None)
         self.resumable.pop(run.id, None)
         if run.status in TERMINAL:
-            self._tell_joined(run)
+            self._post_end_to_joined(run)
         if run.status not in TERMINAL:
             self.unfinished[run.id] = run
         elif run.hold is not None:
@@ -250,11 +250,11 @@ class Data:
             self.trees[run.id].told.clear()
             self.trees[run.id].signals.clear()
 
-    def _tell_joined(self, run: Run) -> None:
+    def _post_end_to_joined(self, run: Run) -> None:
         """Whoever has joined this run, which has ended."""
         for message in self.trees[run.id].inbox:
             if message.kind is MessageKind.JOIN:
-                self.tell(Message.end_of(run.id, run.epoch, self.clock.now(), to=message.name))
+                self.post(Message.end_of(run.id, run.epoch, self.clock.now(), to=message.name))
 
     def _repeated_creation(self, commit: Commit, run: Run) -> Committed | None:
         """The same creation, entry by entry and to the instant, of a run that nobody has driven since."""
@@ -287,7 +287,7 @@ class Data:
             self._last_line += 1
             lines.append(msgspec.structs.replace(line, text=text, id=self._last_line))
 
-    def tell(self, message: Message) -> int | None:
+    def post(self, message: Message) -> int | None:
         """The message's id, or None when nobody is there to read it."""
         check_message(message)
         if message.run_id not in self.unfinished:
@@ -332,7 +332,7 @@ class Data:
             if run_id in self.unfinished:
                 payload = msgspec.json.encode(reason)
                 at = self.clock.now()
-                self.tell(Message(run_id=run_id, kind=MessageKind.CANCEL, payload=payload, dedup="cancel", at=at))
+                self.post(Message(run_id=run_id, kind=MessageKind.CANCEL, payload=payload, dedup="cancel", at=at))
 
 
 def _gave_up(run: Run) -> bool:

@@ -58,7 +58,7 @@ class MemoryLeases:
             session.process = self._process
             session.heartbeat_at, session.expires_at = now, now + self._ttl_seconds
         if begun:
-            self._data.tell_watchers()  # they have one more session to wait for
+            self._data.notify_watchers()  # they have one more session to wait for
         return begun
 
     async def end_session(self, owner: str) -> None:
@@ -67,7 +67,7 @@ class MemoryLeases:
             session = self._data.sessions.get(owner)
             if session is not None:
                 session.expires_at = min(session.expires_at, self._clock.now())
-        self._data.tell_watchers(owner)
+        self._data.notify_watchers(owner)
 
     async def forget_session(self, owner: str) -> None:
         self._check()
@@ -124,7 +124,7 @@ class MemoryLeases:
             for run in self._data.unfinished.values():
                 if run.owner == self._owner:
                     self._release(run)
-        self._data.tell_watchers(self._owner)
+        self._data.notify_watchers(self._owner)
 
     def _release(self, run: Run) -> None:
         """Nobody's, and due: at its time if it waits for one, else at once (a time that has passed by any clock). One that has a

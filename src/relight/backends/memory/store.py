@@ -153,7 +153,7 @@ class MemoryStore:
         waiting = self._waiting()
         return waiting[0][0] if waiting else None
 
-    async def held(self, hold: Hold, flows: Sequence[str], limit: int) -> list[Run]:
+    async def list_held(self, hold: Hold, flows: Sequence[str], limit: int) -> list[Run]:
         found = [
             run
             for run in self.data.unfinished.values()
@@ -187,7 +187,7 @@ class MemoryStore:
 
     async def post(self, messages: Sequence[Message]) -> list[int | None]:
         with self.data.writing():
-            return [self.data.tell(message) for message in messages]
+            return [self.data.post(message) for message in messages]
 
     async def inbox(self, root_ids: Sequence[str]) -> list[Message]:
         trees = (self.trees[root_id] for root_id in dict.fromkeys(root_ids) if root_id in self.trees)

@@ -122,7 +122,7 @@ class Batch:
         if change is not None:
             row = (*row[:2], ended(change.status, change.hold), *row[3:])
         self._created.append(row)
-        self._tell_of(run)
+        self._notify_of(run)
         if commit.state is None:
             self._add_entries(root, commit)
         else:
@@ -167,7 +167,7 @@ class Batch:
             self._runs.append(run_row(root, key, run, 0 if event is None else 1))
             if event is not None:
                 self._spawned.append((root, key, 1, event, crc32(event, 1)))
-            self._tell_of(run)
+            self._notify_of(run)
 
     def _changed(self, commit: Commit, root: int) -> None:
         """The last change of a row counts; but no root leaves a terminal status."""
@@ -175,10 +175,10 @@ class Batch:
         at_root = _root_change(commit)
         if at_root is not None:
             changes[commit.root_id] = at_root
-            self._tell_of(at_root)
+            self._notify_of(at_root)
         self._changes += [change_row(root, commit.root_id, change) for change in changes.values()]
 
-    def _tell_of(self, row: Run | RunChange) -> None:
+    def _notify_of(self, row: Run | RunChange) -> None:
         """What others want to know of this new row or value of a root."""
         self._news |= news_of(row)
 

@@ -57,7 +57,7 @@ class PostgresLeases:
         self._owner, self._ttl_seconds = owner, ttl_seconds
         self._who = process
         self.report(process.trouble)
-        await self._asked(prepare(self._target, self._schema, migrate=False))
+        await self._answer_of(prepare(self._target, self._schema, migrate=False))
         # A heartbeat that gets no answer is given up in time for another one.
         self._pool = Pool(self._target, CONNECTIONS, min(COMMAND_SECONDS, ttl_seconds / 3), self._moved)
 
@@ -75,9 +75,9 @@ class PostgresLeases:
     async def _fetch(self, name: str, *arguments: object) -> list[Any]:
         if self._pool is None:
             raise LeasesUnavailableError(f"the leases in {self._target.name} are not open")
-        return await self._asked(self._pool.fetch(self._sql[name], *arguments))
+        return await self._answer_of(self._pool.fetch(self._sql[name], *arguments))
 
-    async def _asked(self, answer: Awaitable[T]) -> T:
+    async def _answer_of(self, answer: Awaitable[T]) -> T:
         try:
             return await answer
         except StoreUnavailableError as error:

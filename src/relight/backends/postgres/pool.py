@@ -124,7 +124,7 @@ class Pool:
                 raise
 
     async def _once(self, job: Callable[[Connection], Awaitable[T]], *, transaction: bool) -> T:
-        connection = await self._take()
+        connection = await self._check_out()
         try:
             if transaction:
                 await connection.execute(f"{BEGIN}; {DURABLE.format(local='true')}")
@@ -160,7 +160,7 @@ class Pool:
         self.drop_idle()
         self._moved()
 
-    async def _take(self) -> Connection:
+    async def _check_out(self) -> Connection:
         while self._idle:
             connection = self._idle.pop()
             if not connection.is_closed():

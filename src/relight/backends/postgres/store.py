@@ -128,13 +128,13 @@ class PostgresStore:
             if self._target.pgbouncer:
                 self._hearing = Ticker(self._missed, supervisor)
             else:
-                self._hearing = Listener(self._target, f"{self.schema}.news", self._heard, self._missed, supervisor)
+                self._hearing = Listener(self._target, f"{self.schema}.news", self._notified, self._missed, supervisor)
 
     def _missed(self) -> None:
         if self._changed is not None:
             self._changed(News.ANYTHING)
 
-    def _heard(self, payload: str) -> None:
+    def _notified(self, payload: str) -> None:
         sender, _, flags = payload.partition(" ")
         if sender == self._sender or self._changed is None:
             return
@@ -194,7 +194,7 @@ class PostgresStore:
         wake_at: float | None = await self._pool.value(self._sql["next_due"])
         return wake_at
 
-    async def held(self, hold: Hold, flows: Sequence[str], limit: int) -> list[Run]:
+    async def list_held(self, hold: Hold, flows: Sequence[str], limit: int) -> list[Run]:
         return await self._runs("held", hold, flows, limit)
 
     async def claim(self, epochs: dict[str, int], owner: str) -> dict[str, int]:

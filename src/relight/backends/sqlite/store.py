@@ -240,7 +240,7 @@ class SqliteStore:
     async def next_due(self) -> float | None:
         return await self._read(lambda db: read.value(db, "next_due"))
 
-    async def held(self, hold: Hold, flows: Sequence[str], limit: int) -> list[Run]:
+    async def list_held(self, hold: Hold, flows: Sequence[str], limit: int) -> list[Run]:
         wanted = (hold, json_array(flows), limit)
         return await self._read(lambda db: read.runs(db, "held", wanted))
 

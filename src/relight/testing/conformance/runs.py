@@ -218,10 +218,10 @@ class RunSuite(Suite):
             new_run("going on", status=Status.PAUSED, hold=Hold.DEFINITION, flow="f"),
             new_run("running", flow="f"),
         )
-        assert sorted(ids(await store.held(Hold.DEFINITION, ["f", "h", "x"], 10))) == ["a", "c"]
-        assert len(await store.held(Hold.DEFINITION, ["f", "g", "h"], 2)) == 2
-        assert await store.held(Hold.DEFINITION, [], 10) == []
-        assert ids(await store.held(Hold.USER, ["f"], 10)) == ["d"]
+        assert sorted(ids(await store.list_held(Hold.DEFINITION, ["f", "h", "x"], 10))) == ["a", "c"]
+        assert len(await store.list_held(Hold.DEFINITION, ["f", "g", "h"], 2)) == 2
+        assert await store.list_held(Hold.DEFINITION, [], 10) == []
+        assert ids(await store.list_held(Hold.USER, ["f"], 10)) == ["d"]
 
     # ---- timers
 

@@ -1,4 +1,4 @@
-"""The keeper: from when its lease counts, whose run keys it has; its end, for which nobody waits in vain."""
+"""Heartbeats: from when its lease counts, whose run keys it has; its end, for which nobody waits in vain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from relight.backends.memory import MemoryLeases, MemoryStore
 from relight.clock import SYSTEM_CLOCK
 from relight.errors import LeasesUnavailableError
 from relight.model.lease import Acquired, Lease, NotOwner, OwnedBy, Process, Released
-from relight.ownership.heartbeats import Keeper
+from relight.ownership.heartbeats import Heartbeats
 from relight.ownership.lease_listener import Nobody
 from relight.supervisor import Supervisor
 from tests.flows.world import until
@@ -34,15 +34,15 @@ async def test_a_question_that_the_end_overtakes_is_answered_with_an_error():
     store = MemoryStore(clock=SYSTEM_CLOCK)
     rl = Relight(store=store, lease_manager=Slow(store, clock=SYSTEM_CLOCK))
     await rl.open()
-    keeper = rl.services.keeper
-    asking = asyncio.create_task(keeper.call(lambda leases: leases.get_lease("r1")))
+    heartbeats = rl.services.heartbeats
+    asking = asyncio.create_task(heartbeats.call(lambda leases: leases.get_lease("r1")))
     await asyncio.sleep(0)
     await rl.close()
     async with asyncio.timeout(60):
         with pytest.raises(LeasesUnavailableError, match="has stopped"):
             await asking
     with pytest.raises(LeasesUnavailableError, match="not running"):
-        await keeper.call(lambda leases: leases.get_lease("r1"))
+        await heartbeats.call(lambda leases: leases.get_lease("r1"))
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 5])
@@ -52,10 +52,10 @@ async def test_an_opening_that_is_broken_off_leaves_no_heartbeats_behind(tmp_pat
     rl = Relight(tmp_path / "relight.db")
     opening = asyncio.create_task(rl.open())
 
-    def keepers() -> list[threading.Thread]:
-        return [one for one in set(threading.enumerate()) - before if one.name == "relight-keeper"]
+    def heartbeat_threads() -> list[threading.Thread]:
+        return [one for one in set(threading.enumerate()) - before if one.name == "relight-heartbeats"]
 
-    while not keepers():  # noqa: ASYNC110 - the turn of the loop counts
+    while not heartbeat_threads():  # noqa: ASYNC110 - the turn of the loop counts
         await asyncio.sleep(0)
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -63,7 +63,7 @@ async def test_an_opening_that_is_broken_off_leaves_no_heartbeats_behind(tmp_pat
     with contextlib.suppress(asyncio.CancelledError):
         await opening
         await rl.close()  # it was too late
-    await until(lambda: not keepers())
+    await until(lambda: not heartbeat_threads())
 
 
 async def test_a_task_that_swallows_a_cancellation_is_cancelled_again():
@@ -103,12 +103,12 @@ async def test_a_lease_counts_from_when_its_heartbeat_was_sent():
     """By the manager's clock it has counted since the heartbeat arrived. Counted from the answer, it would be believed in longer
     than others wait for it."""
     leases = Late()
-    keeper = Keeper(leases, "a#1", Process(), 1.5)
-    await keeper.start(Nobody())
-    first = keeper.valid_until
-    await until(lambda: keeper.valid_until > first)  # as the first heartbeat and as every other one
-    arrived, until_when = list(leases.arrived), keeper.valid_until
-    await keeper.stop()
+    heartbeats = Heartbeats(leases, "a#1", Process(), 1.5)
+    await heartbeats.start(Nobody())
+    first = heartbeats.valid_until
+    await until(lambda: heartbeats.valid_until > first)  # as the first heartbeat and as every other one
+    arrived, until_when = list(leases.arrived), heartbeats.valid_until
+    await heartbeats.stop()
     assert first <= arrived[0] + 1.5
     assert until_when <= arrived[-1] + 1.5
 
@@ -141,15 +141,15 @@ class Elsewhere(MemoryLeases):
 async def test_a_run_that_is_let_go_while_its_key_is_being_acquired_is_released():
     """Else its key would stay with this session, and keep others from the run, for as long as this process lives."""
     leases = Elsewhere()
-    keeper = Keeper(leases, "a#1", Process(), 30.0)
-    await keeper.start(Nobody())
-    keeper.attach("r1")
+    heartbeats = Heartbeats(leases, "a#1", Process(), 30.0)
+    await heartbeats.start(Nobody())
+    heartbeats.attach("r1")
     await until(leases.asked.is_set)
-    keeper.detach("r1")
+    heartbeats.detach("r1")
     leases.answer.set()
     await until(lambda: len(leases.done) == 2)
     assert leases.done == ["acquired r1", "released r1"]
-    await keeper.stop()
+    await heartbeats.stop()
 
 
 class Cut(MemoryLeases):
@@ -168,12 +168,12 @@ class Cut(MemoryLeases):
 async def test_a_lease_that_had_lapsed_is_another_one():
     """What was claimed under the old one may be somebody else's by now, and is asked about before it goes on."""
     leases = Cut()
-    keeper = Keeper(leases, "a#1", Process(), 1.0)
-    await keeper.start(Nobody())
-    assert keeper.lapses == 0
+    heartbeats = Heartbeats(leases, "a#1", Process(), 1.0)
+    await heartbeats.start(Nobody())
+    assert heartbeats.lapses == 0
     leases.cut = True
-    await until(lambda: time.monotonic() > keeper.valid_until)
+    await until(lambda: time.monotonic() > heartbeats.valid_until)
     leases.cut = False
-    await until(lambda: keeper.held)
-    assert keeper.lapses == 1
-    await keeper.stop()
+    await until(lambda: heartbeats.may_drive)
+    assert heartbeats.lapses == 1
+    await heartbeats.stop()
