@@ -1,22 +1,22 @@
-# One command for each thing a developer does; `make` alone lists them. Each makes the virtual environment it needs.
+# One target for each task of a developer; `make` alone lists them. Each makes the virtual environment that it needs.
 
 PYTHON ?= python3
 VENV   ?= .venv
-# Test processes, for two cores: many tests wait for a lease to lapse or a process to end, and others can run meanwhile.
+# The number of test processes, for two cores: many tests wait for a lease or a process to end. Others run meanwhile.
 JOBS   ?= 5
 ARGS   ?=
-# How often `make test-steady` runs the tests: on the machine as it is, and beside as many busy processes as it has cores.
+# How often `make test-steady` runs the tests: without other load, and beside as many busy processes as there are cores.
 RUNS      ?= 10
 BUSY_RUNS ?= 5
 
-# Whoever forbids Python to keep its compiled files would have every test process compile everything again.
+# Unset: with this variable Python keeps no compiled files, and every test process would compile everything again.
 export PYTHONDONTWRITEBYTECODE :=
 
 BIN    := $(VENV)/bin
 CODE   := $(wildcard src tests benchmarks examples)
 SHARED := -n $(JOBS) --dist loadgroup
 
-# Stamps: newer than pyproject.toml means that this set of dependencies is installed as it says there.
+# Stamp files. If one is newer than pyproject.toml, its set of dependencies is installed.
 CORE   := $(VENV)/.core
 DEV    := $(VENV)/.dev
 BENCH  := $(VENV)/.bench
@@ -52,7 +52,7 @@ types: $(DEV)
 layers: $(DEV)
 	$(BIN)/lint-imports
 
-bench: $(BENCH) ## Measure against the peers and the raw ceiling
+bench: $(BENCH) ## Measure Relight beside similar libraries and the bare databases
 	$(BIN)/python -m benchmarks $(ARGS)
 
 soak-ci: $(DEV) ## Run the long tests that are the same every time (tests/seeds.txt), as CI does after `make check`
@@ -72,7 +72,7 @@ clean: ## Remove everything that make, the tests and the builds have made
 	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests $(wildcard benchmarks examples) -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# pip is the last thing that venv puts in place: without it the environment is half made (or missing), so it is made anew.
+# venv installs pip last. Without pip the environment is incomplete or missing, so it is made again from the beginning.
 $(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Relight needs Python 3.11 or newer and $(PYTHON) is not: make PYTHON=python3.12 ..." >&2; exit 1; }

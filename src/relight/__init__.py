@@ -5,13 +5,13 @@ A map of the package, in the order in which a run meets it:
     flow/         what users write: @flow, @step, sleep, wait_for, foreach, …
     sync.py       the same names with the types that they have in sync code
     engine.py     Relight: opens the store, starts and stops everything; handle.py, blocking.py: what callers hold
-    orchestrator/ which runs are in memory: how they come in, how they are woken, who is told
+    orchestrator/ which runs are in memory: how they come in, how they are woken, which watchers are notified
     run/          one run in memory: its loop, steps, waits, replay, its end
     record/       group commit: how what a run does becomes durable
-    recovery/     who died, what is done about their runs, and why
-    ownership/    the session of this process, and who else lives
+    recovery/     which processes died, what is done about their runs, and why
+    ownership/    the session of this process, and which other processes are alive
     execution/    the loops, tasks and threads in which code runs
-    ports/        what a store must do; backends/ does it: memory, sqlite
+    ports/        what a store and a lease manager must do; backends/ does it: memory, sqlite, postgres, etcd
     model/        pure data and rules: runs, journal events, replay, decisions
     testing/      public: conformance suites, crash points, a clock to advance
     cli/          the `relight` command
@@ -115,7 +115,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> str:
-    """`__version__`, from what is installed: looked up when somebody asks, since that takes longer than most imports."""
+    """`__version__` of the installed package, looked up on first use: that takes longer than most imports."""
     if name != "__version__":
         raise AttributeError(f"module 'relight' has no attribute {name!r}")
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - see above

@@ -36,7 +36,7 @@ def assemble(
     owner: str,
     process: Process,
 ) -> Services:
-    """On the running loop. Nothing is started yet."""
+    """Make the services, for the running loop. This starts none of them."""
     loop = asyncio.get_running_loop()
     watch, bodies = BlockingWatch(), Bodies(loop)
     running_loop = RunningLoop(loop, close_generator, watch, bodies)

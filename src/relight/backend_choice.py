@@ -14,7 +14,7 @@ from relight.ports.leases import LeaseManager
 from relight.ports.store import Store
 from relight.store_url import parse_store_url, printable_url
 
-# What each extra of the package installs, as it is imported.
+# The top-level modules that each extra of the package installs.
 _PACKAGES = {"postgres": ("asyncpg",), "etcd": ("aetcd", "grpc", "google")}
 
 
@@ -48,9 +48,9 @@ def make_store(config: Config, clock: Clock) -> Store:
 
 
 def make_leases(config: Config, store: Store, *, given: bool, clock: Clock = SYSTEM_CLOCK) -> LeaseManager:
-    """Who keeps the leases: the store that the configuration names, etcd, or nobody. A store `given` as an object may be
-    anything, and keeps none unless it comes with its lease manager. etcd has no clock: its times are told by `clock`, and
-    compared with the store's."""
+    """The lease manager: the store that the configuration names, etcd, or none. A store `given` as an object may be of
+    any kind, so it has no leases unless its lease manager is given too. etcd has no clock: its times come from `clock`,
+    because they are compared with the store's."""
     if config.leases.startswith("etcd://"):
         with _extra("etcd", f"leases {printable_url(config.leases)!r}"):
             from relight.backends.etcd import EtcdLeases, parse_etcd_url  # noqa: PLC0415 - as in make_store

@@ -99,7 +99,7 @@ class BlockingRelight:
 
     def close(self) -> None:
         if self._pid != os.getpid():
-            return  # a fork's copy, without the thread: it is the parent's to close
+            return  # a copy in a forked process, which has no thread: only the parent closes the engine
         try:
             self.call(self.relight.close())
         finally:
@@ -116,7 +116,7 @@ class BlockingRelight:
             raise RelightError("this Relight is closed: use it inside `with Relight(...)`")
         if self._pid != os.getpid() or in_flow_code():
             operation.close()
-            _ = self.relight.services  # says what is wrong
+            _ = self.relight.services  # raises the error that says what is wrong
         if threading.get_ident() == self._thread.ident:
             operation.close()
             raise RelightError(
@@ -129,7 +129,7 @@ class BlockingRelight:
         return self.relight.fault
 
     def health(self) -> Health:
-        """As `Relight.health`. It is asked from this thread: it answers also while the loop is busy."""
+        """As `Relight.health`. It runs in the caller's thread, so it returns also while the loop is busy."""
         return self.relight.health()
 
     def idle(self) -> None:

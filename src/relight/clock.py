@@ -1,8 +1,8 @@
 """Where time, ids and randomness come from: this module, and no other.
 
-Whatever needs one of them is given a `Clock` or an `Entropy`. A test hands in its own, advances it by hand
-and never sleeps; a simulation seeds it and sees the same thing twice. Everywhere else in the package the
-linter refuses `time`, `random` and whatever makes a uuid.
+Code that needs one of them is given a `Clock` or an `Entropy`. A test gives its own clock, advances it by hand
+and never sleeps. A simulation seeds its entropy, so that every execution is the same. Everywhere else in the package
+the linter refuses `time`, `random` and everything that makes a uuid.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Clock(Protocol):
         ...
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        """Call back on the running event loop after that long, unless cancelled."""
+        """Call `callback` on the running event loop after `seconds`, unless the timer is cancelled."""
         ...
 
 
@@ -50,11 +50,11 @@ class Entropy(Protocol):
     """Everything that may differ between two otherwise equal executions."""
 
     def run_id(self) -> str:
-        """A new run id, unique without asking anybody; ids made later in one process sort later."""
+        """A new run id, unique without any coordination; ids made later in one process sort later."""
         ...
 
     def uuid(self) -> UUID:
-        """A random uuid (version 4) that tells nothing about when and where it was made."""
+        """A random uuid (version 4), which does not reveal when and where it was made."""
         ...
 
     def random(self) -> float:
@@ -67,20 +67,20 @@ class SystemClock:
 
     __slots__ = ()
 
-    now = staticmethod(time.time)  # these two as they are: every step asks
+    now = staticmethod(time.time)  # these two without a wrapper around them: every step calls them
     monotonic = staticmethod(time.monotonic)
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
         return asyncio.get_running_loop().call_later(seconds, callback)
 
 
-# How often a server is asked for its time, and how long an answer may take that is good enough.
+# How often the server's clock is read at most. An answer within SHORT_SECONDS is exact enough and ends the readings.
 MAX_QUESTIONS = 5
 SHORT_SECONDS = 0.005
 
 
 class StoreClock:
-    """A clock whose `now` follows the database server's, where several machines compare what they stored.
+    """A clock whose `now` follows the database server's: several machines compare the times that they store.
 
     `offset` is how far the server is ahead of this machine.
     """
@@ -101,10 +101,10 @@ class StoreClock:
         return self._base.call_later(seconds, callback)
 
     async def follow(self, ask: Callable[[], Awaitable[float | None]]) -> bool:
-        """Set it by the server's answer; False if there is no server's clock.
+        """Set this clock by the server's; False if the server has none.
 
-        The answer was given somewhere between asking and hearing it, so half of that time is what it may be wrong. A way that
-        was long (a connection had to be made first) is gone again, and the shortest counts.
+        The server read its clock at some moment between the request and the answer, so the offset may be wrong by half
+        of that time. The first request may be slow (a connection had to be made), so the fastest of several counts.
         """
         shortest = float("inf")
         for _ in range(MAX_QUESTIONS):
@@ -155,10 +155,10 @@ class SystemEntropy:
 
 
 SYSTEM_CLOCK: Clock = SystemClock()
-"""For code that runs where nobody could inject a clock: a flow called as a plain function."""
+"""For code that cannot be given a clock: a flow called as a plain function."""
 
 SYSTEM_ENTROPY: Entropy = SystemEntropy()
-"""For code that runs where nobody could inject an entropy: a flow called as a plain function."""
+"""For code that cannot be given an entropy: a flow called as a plain function."""
 
 
 def block(seconds: float) -> None:

@@ -1,13 +1,13 @@
 """Configuration: one immutable `Config`, made once from defaults, environment and keyword arguments.
 
-Every key can be set in each of these ways, the later one wins:
+Every key can be set in each of these ways; a later way overrides an earlier one:
 
     default             recovery.max_attempts is 10
     environment         RELIGHT_RECOVERY_MAX_ATTEMPTS=3
     keyword argument    Relight(..., recovery={"max_attempts": 3}) or Relight(..., recovery_max_attempts=3)
 
 The structs below are the only list of the keys: names, types, defaults and limits are read from them. A field
-called `park_after_seconds` is the key `park_after`: written as a duration ("1s"), held in seconds.
+called `park_after_seconds` is the key `park_after`: written as a duration ("1s"), kept in seconds.
 
 This module decides nothing: it does not open the store, import the modules or read files.
 """
@@ -43,31 +43,31 @@ class Recovery(_Section, frozen=True):
     """What happens to unfinished runs whose owner has died."""
 
     enabled: Flag = True
-    """False: nothing is recovered by itself; runs can still be listed and resumed by hand."""
+    """False: no run is recovered automatically; runs can still be listed and resumed by hand."""
     auto_resume: Flag = True
-    """False: runs whose owner has died are cancelled with that reason, for a person to resume."""
+    """False: runs whose owner has died are cancelled with that reason. A person may resume them."""
     stale_timeout_seconds: Seconds = 0.0
-    """Silence after an owner's last heartbeat before its runs count as stale; 0: as soon as its lease has lapsed."""
+    """How long after an owner's last heartbeat its runs count as stale; 0: as soon as its lease has lapsed."""
     max_resume_age_seconds: Seconds = 0.0
     """Runs started longer ago are cancelled instead of resumed; 0: no limit."""
     lease_ttl_seconds: Annotated[
         float, msgspec.Meta(ge=0.1, description="a duration of at least 0.1s, such as 30s")
     ] = 30.0
-    """How long an orchestrator may be silent before others take its runs over. It sends a heartbeat every third of it."""
+    """How long an orchestrator may be silent before others claim its runs. It sends three heartbeats in this time."""
     check_interval_seconds: Annotated[
         float, msgspec.Meta(ge=0.1, description="a duration of at least 0.1s, such as 30s")
     ] = 30.0
-    """Between looks for orphans when nothing is pushed."""
+    """Between two searches for orphans, while the lease manager pushes nothing."""
     max_startup_recovery: Count = 100
-    """Runs taken up in one pass at start. A full pass is followed at once by the next: only the burst is bounded."""
+    """Runs taken up in one pass at start. The next pass follows a full one at once: only the burst is bounded."""
     max_claims_per_check: Count = 100
-    """Orphans of others claimed in one pass. A full pass is followed at once by the next: only the burst is bounded."""
+    """Orphans of others claimed in one pass. The next pass follows a full one at once: only the burst is bounded."""
     max_attempts: Count = 10
-    """Crashes of one run without progress before it is parked as poison."""
+    """Crashes in a row without progress of a run, while it is the only suspect, before it is held as poison."""
     version_mismatch: Annotated[
         Literal["warn", "rerun", "fail"], msgspec.Meta(description='"warn", "rerun" or "fail"')
     ] = "warn"
-    """A finished step whose code has changed: reuse its result and log, run it again, or park the run."""
+    """For a finished step whose code has changed: reuse its result and log, run it again, or hold the run."""
 
 
 class Checkpoint(_Section, frozen=True):
@@ -81,16 +81,16 @@ class Payload(_Section, frozen=True):
     """How large one argument, result or signal may be, encoded."""
 
     blob_threshold: Bytes = 65_536
-    """Larger ones are stored once, by content, beside the journal."""
+    """Larger payloads are stored once, by content, beside the journal."""
     max_bytes: Bytes = 16_777_216
-    """Larger ones are refused."""
+    """Larger payloads are refused."""
 
 
 class Config(_Section, frozen=True):
     """Everything that can be configured. Made by `load_config`; the constructor checks nothing."""
 
     store: Annotated[Name, msgspec.Meta(description=STORE_ACCEPTED)] = "sqlite:///relight.db"
-    """Where runs live. The engine reads it; here it is only a text."""
+    """The URL of the store. This module does not parse it; the engine does."""
     db_schema: Annotated[
         str,
         msgspec.Meta(
@@ -98,11 +98,11 @@ class Config(_Section, frozen=True):
             description="a name of lower-case letters, digits and _, without pg_ before it",
         ),
     ] = "relight"
-    """PostgreSQL only: the schema that holds Relight's tables, its own."""
+    """PostgreSQL only: the schema that Relight has to itself for its tables."""
     migrate: Flag = True
     """False: opening a store neither creates nor upgrades its tables; `relight migrate` does."""
     leases: Annotated[Name, msgspec.Meta(description='"store", "none" or "etcd://host:port,…"')] = "store"
-    """Who keeps the leases: the store itself, nobody (one process only), or etcd."""
+    """The lease manager: the store itself, none (for one process only), or etcd."""
     drive: Flag = True
     """False: this process starts, signals and looks at runs, and leaves driving them to others."""
     modules: Annotated[
@@ -127,19 +127,19 @@ class Config(_Section, frozen=True):
     shutdown_grace_seconds: Seconds = 10.0
     """How long steps in flight may finish when Relight stops."""
     max_concurrent_runs: Count = 1000
-    """Runs held in memory at once; others wait in the store."""
+    """Runs in memory at once; other runs wait in the store."""
     max_threads: Count = 64
     """Threads for sync flows and steps."""
 
     def __repr__(self) -> str:
-        """As Python writes it, but for the passwords in URLs: a configuration ends up in logs and bug reports."""
+        """As Python writes it, without the passwords in URLs: a configuration ends up in logs and bug reports."""
         shown = {name: getattr(self, name) for name in self.__struct_fields__}
         shown |= {name: printable_url(shown[name]) for name in ("store", "leases")}
         return f"Config({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
 class _Key(msgspec.Struct, frozen=True):
-    """One configurable value: `section` is "" at the top, `field` is where it is held in the struct."""
+    """One configurable value: `section` is "" at the top, `field` is its name in the struct."""
 
     section: str
     field: str
@@ -165,7 +165,7 @@ class _Key(msgspec.Struct, frozen=True):
 
 _PREFIX = "RELIGHT_"
 
-# Variables that carry our prefix without being meant for us: those of test harnesses, and those that
+# Variables with Relight's prefix that are not Relight's: those of test harnesses, and those that
 # Kubernetes sets in every container beside a service called "relight" (RELIGHT_PORT_7070_TCP_ADDR, …).
 _FOREIGN = re.compile(r"RELIGHT_(TEST_.*|(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_[0-9]+_(TCP|UDP|SCTP).*)?))")
 
@@ -174,7 +174,7 @@ def _fields(struct: type[_Section]) -> dict[str, Any]:
     return get_type_hints(struct, include_extras=True)
 
 
-# Annotated types are no classes: what is one, is a section.
+# A field whose type is a class is a section: the types of all other fields are Annotated, which is no class.
 _SECTIONS: dict[str, type[_Section]] = {name: kind for name, kind in _fields(Config).items() if isinstance(kind, type)}
 _KEYS = [_Key("", field, kind) for field, kind in _fields(Config).items() if field not in _SECTIONS] + [
     _Key(section, field, kind) for section in _SECTIONS for field, kind in _fields(_SECTIONS[section]).items()
@@ -187,8 +187,8 @@ _BY_VARIABLE = {key.variable: key for key in _KEYS}
 def load_config(url: str | None, overrides: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
     """Merge defaults, `RELIGHT_*` of `environ`, and the keyword arguments `url` (the store) and `overrides`.
 
-    Raises ConfigError, naming the key, the value and what is accepted, for a key nobody knows, a value of the
-    wrong type or out of range, and a key that is given twice as a keyword.
+    Raises ConfigError for an unknown key, a value of the wrong type or out of range, and a key that is given
+    twice as a keyword. The error names the key, the value and what is accepted.
     """
     values = {key: _convert_text(key, text) for key, text in _from_environ(environ)}
     values |= {key: _convert(key, value, key.dotted) for key, value in _from_overrides(url, overrides).items()}
@@ -206,7 +206,7 @@ def _from_environ(environ: Mapping[str, str]) -> Iterator[tuple[_Key, str]]:
         if key is not None:
             yield key, text
         elif variable.startswith(_PREFIX) and not _FOREIGN.fullmatch(variable):
-            # Passed over, a misspelt RELIGHT_RECOVERY_ENABLED=false would resume what must not be resumed.
+            # If this were ignored, a misspelt RELIGHT_RECOVERY_ENABLED=false would resume what must not be resumed.
             raise _unknown("environment variable", variable, _BY_VARIABLE)
 
 
@@ -250,19 +250,19 @@ def _convert_text(key: _Key, text: str) -> Any:
 
 
 def _convert(key: _Key, value: Any, what: str, *, strict: bool = True) -> Any:
-    """The value as its field holds it. Not `strict`: "3" is a number, as in an environment variable."""
+    """The value in the type of its field. Not `strict`: "3" is a number, as in an environment variable."""
     if key.is_duration:
         value = parse_duration(value, what)
     try:
         return msgspec.convert(value, key.type, strict=strict)
     except msgspec.ValidationError:
-        # msgspec speaks of its types ("Expected `int`"); the description speaks to the one who set the key.
+        # msgspec's message names its types ("Expected `int`"); the description is written for the user who set the key.
         accepted = key.type.__metadata__[-1].description
         raise ConfigError(f"{what}: {value!r} is not accepted; expected {accepted}") from None
 
 
 def _unknown(noun: str, name: str, known: Iterable[str]) -> ConfigError:
-    """The value stays out of the message: it helps nobody, and it may be somebody's password."""
+    """The message does not show the value: it would not help, and it may be a password."""
     known = sorted(known)
     close = difflib.get_close_matches(str(name), known, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(known)}"

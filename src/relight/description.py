@@ -1,4 +1,4 @@
-"""A run's row as a program wants to read it: times as datetimes, arguments and result as the values they are."""
+"""A run's row for programs: times as datetimes, arguments and result as decoded values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from relight.ports.store import Store
 
 
 class Unreadable(msgspec.Struct, frozen=True):
-    """Stands for a value that is stored and cannot be read: its blob is missing or damaged."""
+    """Replaces a stored value that cannot be read because its blob is missing or damaged."""
 
     why: str
 
@@ -32,19 +32,19 @@ class RunDescription(msgspec.Struct, kw_only=True, frozen=True):
     reason: str  # why it is paused, cancelled or failed
     root_id: str
     parent_id: str | None
-    owner: str | None  # the session that holds it in memory; None once it is parked
+    owner: str | None  # the session that has the run in memory; None once the run is parked
     epoch: int
     created_at: dt.datetime
     updated_at: dt.datetime
     wake_at: dt.datetime | None  # when a waiting run is due by itself
-    input: Any  # its arguments by name. Values are of the types of the flow's annotations where the flow is known, else JSON
-    output: Any  # what it returned, in the same way; None before that
+    input: Any  # arguments by name, in the types of the flow's annotations if the flow is known here, else plain JSON
+    output: Any  # the result, typed in the same way; None before there is one
     error: str | None  # of a failed run: the type and the message
     traceback: str | None
 
 
 async def describe(store: Store, row: Run, flow: Flow[..., Any] | None) -> RunDescription:
-    """`flow` is the run's, if it is known here."""
+    """`flow` is the run's flow, if it is known here."""
     error = None if row.error is None else msgspec.json.decode(row.error, type=ErrorRecord)
     input_bytes = await _stored(store, row, row.input, row.input_blob)
     output_bytes = await _stored(store, row, row.output, row.output_blob)
@@ -78,7 +78,7 @@ async def _stored(store: Store, row: Run, data: bytes | None, blob: str) -> byte
 
 
 def _arguments(data: bytes, flow: Flow[..., Any] | None) -> Any:
-    """As today's code would be called with them; if it cannot be, as JSON."""
+    """The arguments as the flow's present signature has them. If they do not fit it, as JSON has them."""
     if flow is not None:
         try:
             args, kwargs = flow.arguments.open(data)

@@ -14,13 +14,13 @@ Duration: TypeAlias = str | float | timedelta
 """What a user may write for a duration: "1h30m", seconds as a number (an int too), a timedelta."""
 
 MAX_SECONDS = 36_525 * 86_400.0
-"""A hundred years. Longer is a mistake in the unit, and a due time past the year 9999 cannot be shown."""
+"""A hundred years. A longer duration is a mistake in the unit, and a due time after the year 9999 cannot be shown."""
 
 ACCEPTED = (
     'a duration such as "250ms", "30s", "1.5h", "1h30m", "3d" or "2w" (units in the order w d h m s ms), '
     "a number of seconds, or a timedelta; not negative, at most 100 years"
 )
-"""What `parse_duration` takes, in words: for its own message and for whoever documents an option."""
+"""What `parse_duration` accepts, in words: for its own message and for the descriptions of options."""
 
 # Largest first: the order in which units must be written, and the order in which they are printed.
 _UNIT_MILLISECONDS = {"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
@@ -35,20 +35,20 @@ _MAX_CHARACTERS = 100  # of a written duration, and of a refused one in a messag
 def parse_duration(value: Duration, what: str) -> float:
     """Return `value` in seconds, from 0 to `MAX_SECONDS`.
 
-    A string that is only a number means seconds too, since an environment variable can hold no other number.
-    `what` names the option in the DurationError that anything else raises.
+    A string that is only a number means seconds too, because an environment variable cannot have a number that is no
+    string. `what` names the option in the DurationError that anything else raises.
     """
     seconds = _to_seconds(value)
-    # Written so that NaN, which compares as false with everything, is refused too.
+    # With `not 0 <= …`, NaN is refused too: every comparison with it is false.
     if seconds is None or not 0 <= seconds <= MAX_SECONDS:
         raise DurationError(f"{what}: {_shown(value)} is not accepted; expected {ACCEPTED}")
     return seconds
 
 
 def _to_seconds(value: object) -> float | None:
-    """The seconds that `value` stands for, not yet checked for range; None when it stands for none."""
+    """`value` in seconds, not yet checked for range; None if it is no duration."""
     match value:
-        case bool():  # an int to Python, a mistake to the caller
+        case bool():  # Python counts it as an int; from a caller it is a mistake
             return None
         case timedelta():
             return value.total_seconds()

@@ -46,7 +46,7 @@ from relight.supervisor import Part
 P = ParamSpec("P")
 R = TypeVar("R")
 
-CLOCK_SECONDS = 60.0  # between two looks at the server's clock
+CLOCK_SECONDS = 60.0  # between two readings of the server's clock
 
 
 class Relight:
@@ -57,9 +57,9 @@ class Relight:
             print(await run.result())
 
     `url` is a path or sqlite:///path, postgresql://…, or memory: for tests; every other setting of `relight.config` may be
-    given by keyword. A `store` given as an object comes with its `lease_manager`, or has none: then one process at a time.
-    `flows` are those that this engine knows; by default all that the process has defined.
-    `with Relight(...)` (without async) gives the same engine with blocking methods, on a loop of its own.
+    given by keyword. A `store` given as an object needs its `lease_manager` beside it. Without a lease manager, only
+    one process at a time may use the store. `flows` are those that this engine knows; by default all that the process
+    has defined. `with Relight(...)` (without async) gives the same engine with blocking methods, on its own loop.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Relight:
         self._orchestrator: Orchestrator | None = None
         self._recovery: OrphanRecovery | None = None
         self._blocking: BlockingRelight | None = None
-        self._pid = 0  # of the process that has it open
+        self._pid = 0  # of the process that opened this engine
 
     # ---- life
 
@@ -114,7 +114,7 @@ class Relight:
         for module in self.config.modules:
             importlib.import_module(module)
         store = self._store if self._store is not None else make_store(self.config, self._clock)
-        clock = StoreClock(self._clock)  # set as soon as the server can be asked
+        clock = StoreClock(self._clock)  # it follows the server's clock once the store is open
         leases = (
             self._leases
             if self._leases is not None
@@ -140,7 +140,7 @@ class Relight:
             await orchestrator.delivery.begin()
             await appear(services.heartbeats, store, services.supervisor, process, drives=self.config.drive)
         except BaseException:
-            services.heartbeats.stop_now()  # broken off half-way, its thread would keep a session alive that does nothing
+            services.heartbeats.stop_now()  # otherwise its thread would keep a session alive that drives no runs
             mark_dead(owner)
             raise
         self._services, self._orchestrator, self._recovery, self._pid = services, orchestrator, recovery, os.getpid()
@@ -169,15 +169,15 @@ class Relight:
         return self.config.recovery.enabled and self.config.drive
 
     async def _clock_of(self, store: Store, clock: StoreClock) -> Clock:
-        """Where a server's clock decides, ours follows it."""
+        """This engine's clock. It follows the clock of the store's server, if there is one."""
         return clock if await clock.follow(store.now) else self._clock
 
     async def close(self) -> None:
-        """Let steps in flight finish, within shutdown_grace; take every run out of memory, for others to take up at once;
-        end the session; close the store."""
+        """Let steps in flight finish, within shutdown_grace. Take every run out of memory, so that other orchestrators
+        can take it up at once. End the session. Close the store."""
         if self._services is None or self._orchestrator is None or self._recovery is None:
             return
-        if self._pid != os.getpid():  # a fork's copy: it is the parent's to close
+        if self._pid != os.getpid():  # a copy in a forked process: only the parent closes the engine
             return
         services, orchestrator, recovery = self._services, self._orchestrator, self._recovery
         if self._recovers:
@@ -197,7 +197,7 @@ class Relight:
         finally:
             leave_threads_alone()
             services.watch.stop()
-            services.heartbeats.stop_now()  # broken off half-way, nobody drives its runs: they must not say otherwise
+            services.heartbeats.stop_now()  # also after an error above: nothing drives its runs any more
             mark_dead(services.owner)
             self._services = self._orchestrator = self._recovery = None
 
@@ -226,7 +226,7 @@ class Relight:
         return self._orchestrator
 
     def health(self) -> Health:
-        """How this process is: its lease, its commits, its long-lived tasks. Answers at once, whatever the store does."""
+        """The health of this process: its lease, its commits, its long-lived tasks. It never waits for the store."""
         return health_of(self.services, self.orchestrator.live)
 
     @property
@@ -235,7 +235,7 @@ class Relight:
         return self.services.recorder.fault
 
     async def idle(self) -> None:
-        """Until nothing of this engine can happen before its clock moves or somebody tells it something. For tests."""
+        """Wait until this engine has nothing to do before its clock moves or a request arrives. For tests."""
         await self.services.idleness.wait()
 
     # ---- runs
@@ -247,8 +247,8 @@ class Relight:
     async def start(self, flow: Any, *args: Any, **kwargs: Any) -> Handle[Any]:
         """Accept a run: it is durable when this returns. The same id, flow and input again give the same run.
 
-        `start(checkout.with_id("order-42"), order)` gives it an id. `start("checkout", order, id="order-42")` starts a flow by
-        its name. `id=` beside a flow does so, too, but no type checker can check such a call: they refuse it.
+        `start(checkout.with_id("order-42"), order)` gives the run an id. `start("checkout", order, id="order-42")`
+        starts a flow by its name. `id=` beside a flow object works too, but type checkers refuse such a call.
         """
         found, run_id = flow_to_start(self.registry, flow, kwargs.pop("id", None))
         _ = self.services
@@ -287,7 +287,7 @@ class Relight:
             RunFilter(
                 status=tuple(_status(one) for one in statuses),
                 flow=flow,
-                since=since.timestamp() if isinstance(since, dt.datetime) else since,  # anything else a store refuses
+                since=since.timestamp() if isinstance(since, dt.datetime) else since,  # the store refuses other types
                 parent_id=parent,
                 roots_only=roots_only and parent is None,
                 limit=limit,
@@ -296,7 +296,7 @@ class Relight:
         )
 
     async def fork(self, id: str, from_step: str | None = None, new_id: str | None = None) -> Handle[Any]:  # noqa: A002
-        """A new run with the same input that keeps everything the old one finished before `from_step`."""
+        """A new run with the same input, which keeps everything that the old run finished before `from_step`."""
         return Handle(self, await fork(self.orchestrator, id, from_step, new_id))
 
     async def items(self, id: str) -> Sequence[ItemResult]:  # noqa: A002
@@ -323,7 +323,7 @@ class Relight:
         return await explain(self.services, id)
 
     async def resume(self, id: str) -> Handle[Any]:  # noqa: A002
-        """Bring a run back by hand: an orphan, a held one, or one that recovery has given up on."""
+        """Bring a run back by hand: an orphan, a held run, or a run that recovery has given up on."""
         await resume(self.orchestrator, id)
         return Handle(self, id)
 
@@ -343,7 +343,7 @@ class Relight:
             (message_id,) = await services.store.post([message])
             if message_id is None:
                 row = await self.row(message.run_id)
-                raise RunStateError(f"run {row.id!r} is {row.status}: it can no longer be told to {message.kind}")
+                raise RunStateError(f"run {row.id!r} is {row.status}: it can no longer receive {message.kind}")
             message.id = message_id
             await self.orchestrator.message_posted(message)
 
@@ -357,7 +357,8 @@ def _status(status: Status | str) -> Status:
 
 
 async def _follow(store: Store, clock: StoreClock, part: Part) -> None:
-    """Ask the server for its time now and then: clocks drift, and are set. Until it answers, the last offset serves on."""
+    """Read the server's clock now and then, because clocks drift and are set. While the server does not answer, the
+    clock keeps its last offset."""
     never = asyncio.Event()
     while True:
         with contextlib.suppress(TimeoutError):

@@ -4,29 +4,29 @@
     ├── ConfigError                   a setting is wrong; the message names the key
     │   └── DurationError             "3 bananas" is not a duration
     ├── DefinitionError               a flow or step is declared wrongly (name taken, bad option, bad call)
-    │   └── UnknownFlowError          nobody registered a flow of that name
+    │   └── UnknownFlowError          no flow of that name is registered
     ├── PayloadError                  a value cannot be journaled; the message names where it sits
-    ├── ConflictError                 this run id is taken by another flow or another input
+    ├── ConflictError                 this run id is already used for another flow or another input
     ├── RunNotFoundError              no run has that id
-    ├── RunStateError                 the run's status does not allow what was asked
+    ├── RunStateError                 the run's status does not allow the request
     ├── RunFailedError                result() of a run that failed; `cause` is the flow's own exception, rebuilt
     ├── RunCancelledError             result() of a run that was cancelled
-    ├── StepError                     stands in for an exception that cannot be raised: its class is gone, or ends programs
+    ├── StepError                     replaces an exception that cannot be raised: its class is gone, or ends programs
     │   ├── StepTimeoutError          the step ran past its timeout (also a TimeoutError)
     │   └── StepInterruptedError      on_crash="fail": the process died while the step was running
-    ├── NonDeterminismError           the flow asks for something else than its journal holds
+    ├── NonDeterminismError           the flow asks for other operations than its journal has
     ├── VersionMismatchError          a step's code changed under version_mismatch="fail"
     ├── FlowCodeError                 flow code does something that replay cannot repeat, or forgot an await
     ├── OutsideRunError               a durable operation was called where no run is alive
-    └── StoreError                    the store did not take or give what it should
+    └── StoreError                    the store did not write or return what it should
         ├── StoreUnavailableError     disk full, I/O error, server gone: nothing is known to be written
-        │   └── LeasesUnavailableError  whoever keeps the leases does not answer; nothing is claimed meanwhile
-        ├── StoreFormatError          not our file, newer than us, read-only, a directory
+        │   └── LeasesUnavailableError  the lease manager does not answer; nothing is claimed meanwhile
+        ├── StoreFormatError          the file is not Relight's, of a newer version, read-only, or a directory
         ├── CorruptionError           a stored row does not read back; carries root and sequence
         ├── UpgradeRequiredError      a newer version of Relight has stored what this one does not understand
-        └── FencedError               another owner has taken the run: this process must let go of it
+        └── FencedError               another owner has claimed the run: this process must let go of it
 
-Three more leave a flow but are no RelightError, so that `except Exception` in a flow never swallows them:
+Three more exceptions leave a flow. They are no RelightError, so that `except Exception` in a flow never swallows them:
 
     BaseException
     ├── RunCancelled                  raised in the flow at its next wait once the run is being cancelled; clean up, let it pass
@@ -58,7 +58,7 @@ class UnknownFlowError(DefinitionError, LookupError):
 
 
 class PayloadError(RelightError, TypeError):
-    """A value does not survive being journaled."""
+    """A value cannot be journaled, or would not be read back as the same value."""
 
 
 class ConflictError(RelightError):
@@ -107,7 +107,7 @@ class StepInterruptedError(StepError):
 
 
 class NonDeterminismError(RelightError):
-    """The flow's code asks for other steps than its journal holds."""
+    """The flow's code asks for other operations than its journal has."""
 
 
 class VersionMismatchError(RelightError):
@@ -123,7 +123,7 @@ class OutsideRunError(RelightError, RuntimeError):
 
 
 class StoreError(RelightError):
-    """The store did not take or give what it should."""
+    """The store did not write or return what it should."""
 
 
 class StoreUnavailableError(StoreError):
@@ -131,7 +131,7 @@ class StoreUnavailableError(StoreError):
 
 
 class LeasesUnavailableError(StoreUnavailableError):
-    """Whoever keeps the leases does not answer. It may pass; meanwhile nothing is claimed."""
+    """The lease manager does not answer. That may pass; meanwhile nothing is claimed."""
 
 
 class StoreFormatError(StoreError):
@@ -148,7 +148,8 @@ class CorruptionError(StoreError):
 
 
 class UpgradeRequiredError(StoreError):
-    """A newer version of Relight has stored something of this run that this one does not understand: it is left to that."""
+    """A newer version of Relight has stored something of this run that this version does not understand. The run is
+    left to the newer version."""
 
 
 class FencedError(StoreError):
@@ -158,31 +159,31 @@ class FencedError(StoreError):
 class RunCancelled(BaseException):
     """Raised inside a flow at its next wait once its run is being cancelled.
 
-    A BaseException, so that `except Exception` around a step cannot swallow a cancellation. Steps called while it
-    travels (in `except RunCancelled` or `finally`) are durable clean-up, within `cancel_grace`.
+    A BaseException, so that `except Exception` around a step cannot swallow a cancellation. Steps that the flow calls
+    while it handles this exception (in `except RunCancelled` or `finally`) are durable clean-up, within `cancel_grace`.
     """
 
 
 class ContinueAs(BaseException):
     """What continue_as() raises: the flow's generation ends, and the next one begins with these arguments.
 
-    It is no failure: the run's own code catches it behind the flow's `finally` blocks. Outside a run, in a test of a flow as a
-    plain function, it reaches the caller, who finds the arguments here."""
+    It is no failure: the engine catches it after the flow's `finally` blocks. Outside a run, in a test that calls a
+    flow as a plain function, it reaches the caller, with the arguments."""
 
     def __init__(self, arguments: tuple[object, ...], keywords: dict[str, object], input: bytes = b"") -> None:  # noqa: A002 - as in Run
         super().__init__("continue_as()")
         self.arguments = arguments
         self.keywords = keywords
-        self.input = input  # both of them, as they are stored
+        self.input = input  # arguments and keywords, as they are stored
 
 
 class Unwind(BaseException):
     """Takes a run's code out of memory: parking, pausing, shutting down, fencing.
 
-    It is no outcome of the flow. Any durable operation called while it travels raises it again, so that a step in a
-    `finally` does not run because of it. Replay brings the run back to where it was.
+    It is no outcome of the flow. Every durable operation that the flow calls while it unwinds raises it again, so that
+    no step in a `finally` runs because of it. Replay brings the run back to where it was.
     """
 
     def __init__(self, *args: object, stubborn: bool = False) -> None:
         super().__init__(*args)
-        self.stubborn = stubborn  # it was raised so often that the code must be catching it in a loop
+        self.stubborn = stubborn  # it was raised so often that the flow's code must be catching it in a loop

@@ -38,7 +38,7 @@ SMALL_JOURNAL_BYTES = 1_000_000  # folded in some ten milliseconds
 
 
 class Handle(Generic[R_co]):
-    """What `start` and `get` return. It holds no state of the run: every question goes to the store. R_co is the type of the
+    """What `start` and `get` return. It has no state of the run: every method reads the store. R_co is the type of the
     run's result, as far as it is known: `start(flow)` knows it, `get(id)` does not."""
 
     __slots__ = ("_relight", "id")
@@ -60,20 +60,20 @@ class Handle(Generic[R_co]):
         return await describe(services.store, row, services.registry.find(row.flow))
 
     async def progress(self) -> list[ForeachProgress]:
-        """How far each foreach of this run has come: done, failed and total. It counts items and reads no results,
-        and counts a child run's in the child run. Not in it: a foreach of which nothing is recorded yet, and those inside an
-        item of another."""
+        """How far each foreach of this run has come: done, failed and total. This counts items and reads no results. A
+        foreach of a child run is counted in the child run. Left out: a foreach of which nothing is recorded yet, and a
+        foreach inside an item of another foreach."""
         row = await self._relight.row(self.id)
         return await self._relight.services.store.foreach_progress(row.id, row.key_prefix)
 
     async def steps(
         self, *, limit: int = 100, cursor: str | None = None, failed: bool = False, newest: bool = False
     ) -> StepPage:
-        """One page of the run's steps, child runs included: what has ended, in the order of that, then what is running or
-        backing off; or the `newest` first. Each with its start, end, attempt and last error. `failed`: only those that have
-        failed, or are tried again after a failure. Pass its next_cursor to get the next page.
+        """One page of the run's steps, child runs included: first the ended steps, in the order of their ends, then the
+        steps that are running or backing off; or the `newest` first. Each has its start, end, attempt and last error.
+        `failed`: only steps that have failed, or are tried again after a failure. Its next_cursor gets the next page.
 
-        The run's journal is read for it, whatever the page: about 0.1 s for 40,000 operations. Results are not decoded."""
+        Every page reads the run's whole journal: about 0.1 s for 40,000 operations. Results are not decoded."""
         if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST_STEPS:
             raise ConfigError(f"steps(limit={limit!r}): give a whole number from 1 to {MOST_STEPS}")
         row = await self._relight.row(self.id)
@@ -81,15 +81,15 @@ class Handle(Generic[R_co]):
         return page(state, row, now, limit=limit, cursor=cursor, failed=failed, newest=newest)
 
     async def operations(self) -> list[OperationReport]:
-        """Every operation in its journal, waits and child runs included. CorruptionError if that cannot be read."""
+        """Every operation in the run's journal, waits and child runs included. CorruptionError if it is unreadable."""
         row = await self._relight.row(self.id)
         return operations(await read_state(self._relight, row), row, self._relight.services.clock.now())
 
     async def result(self, timeout: Duration | None = None) -> R_co:
         """Wait for the end: the flow's result, typed by its annotation.
 
-        Raises RunFailedError (with the flow's own exception as its cause), RunCancelledError, what holds the run when it
-        cannot go on by itself, or TimeoutError.
+        Raises RunFailedError (with the flow's own exception as its cause), RunCancelledError, TimeoutError, or, for a
+        held run that cannot go on by itself, the error of its hold.
         """
         seconds = None if timeout is None else parse_duration(timeout, "result(timeout=)")
         try:
@@ -105,7 +105,7 @@ class Handle(Generic[R_co]):
         return await self._outcome(row)  # type: ignore[no-any-return]  # decoded by the flow's annotation
 
     async def _ended(self) -> Run:
-        """The final row. Watching begins before looking, so that an end in between is not missed."""
+        """The final row. The watch begins before the row is read, so that an end between the two is not missed."""
         orchestrator = self._relight.orchestrator
         loop = asyncio.get_running_loop()
         while True:
@@ -119,20 +119,20 @@ class Handle(Generic[R_co]):
                         return row
                     if not self._being_freed(row):
                         _raise_if_held(row)
-                    if orchestrator.stopping:  # nobody will tell us any more
+                    if orchestrator.stopping:  # it will not notify this watcher any more
                         raise RelightError(
-                            f"run {self.id!r} is {row.status}, and this Relight is closed: ask for its result where it is open"
+                            f"run {self.id!r} is {row.status}, and this Relight is closed: get the result from another"
                         )
-                row = await news  # None: look again, something happened (or nothing has for a while)
+                row = await news  # None: read the row again; something happened, or nothing did for a while
                 if row is not None:
                     return row
             finally:
                 unwatch()
 
     def _being_freed(self, row: Run) -> bool:
-        """Whether somebody who knows the flow of a run that is held for want of it takes it up in a moment. This process does, if
-        it drives runs. A client cannot know who is there: orchestrators that know the flow look for such runs at least
-        every check_interval, so after two of them there is none."""
+        """Whether a run that is held because its flow was unknown is about to be taken up. This process takes it up if
+        it knows the flow and drives runs. A client cannot know which orchestrators exist. Those that know the flow look
+        for such runs at least every check_interval. So after two intervals there is none."""
         config = self._relight.config
         if row.hold is not Hold.DEFINITION or self._relight.registry.find(row.flow) is None:
             return False
@@ -158,7 +158,7 @@ class Handle(Generic[R_co]):
         return codec.open(data)
 
     async def signal(self, name: str, payload: Any = None, *, id: str | None = None) -> None:  # noqa: A002
-        """Send a signal; durable when this returns. With an `id`, sending it again (after a lost answer) is harmless."""
+        """Send a signal; durable when this returns. With an `id`, it may be sent again, after a lost answer."""
         check_name(name, "signal name")
         if id is not None:
             check_name(id, "signal id")
@@ -172,17 +172,17 @@ class Handle(Generic[R_co]):
         )
 
     async def cancel(self, reason: str = "cancelled by request") -> None:
-        """Ask for the run's cancellation, and that of everything it started; durable when this returns."""
+        """Request that the run and everything it started be cancelled. The request is durable when this returns."""
         if await self.status() is Status.CANCELLED:
             return
         try:
             await self._post(MessageKind.CANCEL, payload=msgspec.json.encode(prose(str(reason))), dedup="cancel")
         except RunStateError:
-            if await self.status() is not Status.CANCELLED:  # else another cancel was faster, since we looked
+            if await self.status() is not Status.CANCELLED:  # CANCELLED: another cancel came first
                 raise
 
     async def pause(self) -> None:
-        """Stop after the steps in flight, until resume()."""
+        """Pause the run after its steps in flight, until resume()."""
         if (await self._relight.row(self.id)).status is not Status.PAUSED:
             await self._post(MessageKind.PAUSE)
 
@@ -205,7 +205,7 @@ class Handle(Generic[R_co]):
 
 
 async def read_state(relight: Relight, row: Run) -> TreeState:
-    """What the journal of the run's tree holds. CorruptionError if that cannot be read."""
+    """The replayed state of the run's tree, from its journal. CorruptionError if the journal cannot be read."""
     (journal,) = await relight.services.store.read([row.root_id])
     if isinstance(journal, Exception):
         raise journal
@@ -213,7 +213,7 @@ async def read_state(relight: Relight, row: Run) -> TreeState:
     size += 0 if journal.checkpoint is None else len(journal.checkpoint.state)
     if size <= SMALL_JOURNAL_BYTES:
         return restore(journal)
-    return await asyncio.to_thread(restore, journal)  # the loop that drives runs must not wait for it
+    return await asyncio.to_thread(restore, journal)  # on the loop it would delay the runs that the loop drives
 
 
 _HELD: dict[Hold, type[RelightError]] = {
@@ -226,9 +226,10 @@ _HELD: dict[Hold, type[RelightError]] = {
 
 
 def _raise_if_held(row: Run) -> None:
-    """Nobody should wait for a run that only an action can free. A pause on request is such a wait; a hold is not."""
+    """Raise the error of a hold that only an action can lift, so that the caller does not wait for ever. A caller does
+    wait for a run that was paused on request."""
     if row.status is not Status.PAUSED or row.hold is None or row.hold in (Hold.USER, Hold.UPGRADE):
-        return  # one that is held for a newer version goes on by itself, as soon as an orchestrator of that comes
+        return  # a run with the hold `upgrade` goes on by itself, once an orchestrator of the newer version is there
     if row.hold is Hold.CORRUPT:
         raise CorruptionError(f"run {row.id!r} is held: {row.reason}", root_id=row.root_id, sequence=0)
     raise _HELD[row.hold](f"run {row.id!r} is held: {row.reason}")

@@ -1,8 +1,8 @@
 """What recovery counts, under the names of docs/reference/metrics.md.
 
 Each engine has its own (`Relight.metrics`): read single values with `value`, or expose `registry` with prometheus-client.
-Counting itself needs no library: loading prometheus-client takes longer than opening a store, so it is loaded when
-`registry` is asked for.
+Counting itself needs no library. Loading prometheus-client takes longer than opening a store, so it is loaded when
+`registry` is first used.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Histogram:
     def __init__(self, name: str, meaning: str) -> None:
         self.name = name
         self.meaning = meaning
-        self.counts = [0] * (len(SECONDS) + 1)  # of the buckets, each for itself; the last is for what took longer
+        self.counts = [0] * (len(SECONDS) + 1)  # one per bucket, not cumulative; the last bucket has no upper bound
         self.sum = 0.0
 
     def observe(self, seconds: float, times: int = 1) -> None:
@@ -45,7 +45,7 @@ class Histogram:
 
 
 class Metrics:
-    """Nothing here is on a step's path: these move when something died."""
+    """All metrics of one engine. No step counts anything: these change when a process has died or lost its lease."""
 
     def __init__(self) -> None:
         self.claims = Counter("relight_recovery_claims", "orphans claimed by this process")
@@ -80,7 +80,7 @@ class Metrics:
         return 0.0 if found is None else found
 
     def collect(self) -> Iterator[Metric]:
-        """What prometheus-client asks a collector for."""
+        """The method that prometheus-client calls on a collector."""
         from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily  # noqa: PLC0415 - see above
 
         for one in vars(self).values():

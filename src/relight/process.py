@@ -1,7 +1,7 @@
-"""Which process this is, and whether another one of the same machine is dead.
+"""Which process this is, and whether another process of the same machine is dead.
 
-A killed orchestrator leaves a session that looks alive until its lease lapses. Whoever starts on the same machine can tell
-at once: its pid is gone, or belongs to a process that was started later.
+A killed orchestrator leaves a session that looks alive until its lease lapses. A process of the same machine can know
+at once that the orchestrator is dead: its pid is gone, or belongs to a process that was started later.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from relight.model.lease import Process
 
-_LIVES: set[str] = set()  # the sessions of this very process that are open
+_LIVES: set[str] = set()  # the open sessions of this process
 _PROC = Path("/proc")
 
 
@@ -34,7 +34,7 @@ def is_of_this_machine(process: Process) -> bool:
 
 
 def is_dead(process: Process) -> bool:
-    """Whether that process is known to be dead. False for one of another machine: nobody here can know."""
+    """Whether that process is known to be dead. False for a process of another machine: that cannot be known here."""
     if not is_of_this_machine(process):
         return False
     stat = _stat(process.pid)
@@ -43,11 +43,11 @@ def is_dead(process: Process) -> bool:
     started = _start_time(stat)
     if process.pid == os.getpid() and process.started == started:
         return process.life not in _LIVES
-    return started == 0 or process.started not in (0, started)  # 0: it could not be read then
+    return started == 0 or process.started not in (0, started)  # process.started is 0 if it could not be read
 
 
 def _machine() -> str:
-    """This boot of this machine, and the pid namespace: in a container, pids mean nothing outside. "" if unknown."""
+    """This boot of this machine, and the pid namespace: a container's pids mean nothing outside it. "" if unknown."""
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{(_PROC / 'self/ns/pid').readlink()}"
@@ -56,12 +56,12 @@ def _machine() -> str:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """What /proc tells of a process, from its state on; None if it shows none."""
+    """The fields of /proc/PID/stat from the state on; None if /proc does not show the process."""
     try:
         stat = (_PROC / str(pid) / "stat").read_text()
     except OSError:
         return None
-    return stat.rpartition(")")[2].split()  # its name may hold spaces and brackets
+    return stat.rpartition(")")[2].split()  # the process's name may contain spaces and brackets
 
 
 def _start_time(stat: list[str]) -> int:
@@ -70,12 +70,12 @@ def _start_time(stat: list[str]) -> int:
 
 
 def _exists(pid: int) -> bool:
-    """Whether there is a process that /proc does not show: with hidepid=2 (systemd's ProtectProc=invisible) it shows none of
-    other users."""
+    """Whether there is a process that /proc does not show: with hidepid=2 (systemd's ProtectProc=invisible), /proc
+    hides the processes of other users."""
     try:
         os.kill(pid, 0)
     except PermissionError:
-        return True  # another user's
+        return True  # the process exists, and is another user's
     except (ProcessLookupError, OverflowError):
         return False
     return True

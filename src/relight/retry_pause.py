@@ -1,6 +1,6 @@
 """How long to wait before something that failed is tried again: longer each time, up to a limit.
 
-The pause is real time also under a test's clock: what it waits for is a disk, a server or a bug, not a schedule.
+The pause is in real time, also under a test's clock: it waits for a disk, a server or a bug, not for a schedule.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class RetryPause:
         self.seconds = FIRST_PAUSE_SECONDS
 
     def next(self) -> float:
-        """This one; the one after it is longer."""
+        """The length of this pause. The next pause will be longer."""
         seconds, self.seconds = self.seconds, min(2 * self.seconds, LONGEST_PAUSE_SECONDS)
         return seconds
 

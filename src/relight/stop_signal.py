@@ -9,20 +9,20 @@ import signal
 
 
 async def stop_signal() -> None:
-    """Until one arrives. A second one ends the process at once. Main thread only."""
+    """Wait until a signal arrives. A second signal ends the process at once. Main thread only."""
     loop = asyncio.get_running_loop()
-    told = asyncio.Event()
+    received = asyncio.Event()
     count = itertools.count()
 
-    def tell(*_: object) -> None:
+    def on_signal(*_: object) -> None:
         if next(count) > 0:
             os._exit(1)
-        loop.call_soon_threadsafe(told.set)
+        loop.call_soon_threadsafe(received.set)
 
-    # Both kinds of handlers. The loop's own wakes an idle loop whichever thread the system hands the signal to: Python runs
-    # handlers in the main thread alone, and that one sleeps on. But a step may be blocking the loop, and the second
-    # signal must get through.
+    # Both kinds of handlers are needed. The system may deliver the signal to any thread. Python runs handlers in the
+    # main thread only, which would sleep on; the loop's own handler wakes the idle loop. But while a step blocks the
+    # loop, only Python's handler runs, and the second signal must get through.
     for one in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(one, told.set)
-        signal.signal(one, tell)
-    await told.wait()
+        loop.add_signal_handler(one, received.set)
+        signal.signal(one, on_signal)
+    await received.wait()

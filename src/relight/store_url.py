@@ -6,9 +6,9 @@
     postgresql://host/database       PostgreSQL; postgres:// is the same
 
 SQLAlchemy names a driver in the scheme (`postgresql+asyncpg://…`, `sqlite+aiosqlite:///…`). Such a URL is accepted, and the
-driver's name is ignored. Everything else that has a scheme is refused: it would silently become a file of that name. So is what
-looks like a connection string of another form (`host=… password=…`, `postgresql//…` without its colon, `…?option=value`). A path
-that begins with / or . is always a path.
+driver's name is ignored. Every other text with a scheme is refused, because it would silently become a file of that
+name. So is a text that looks like another form of connection string (`host=… password=…`, `postgresql//…` without its
+colon, `…?option=value`). A text that begins with / or . is always a path.
 
 This module opens nothing.
 """
@@ -29,7 +29,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 _MEMORY = ("memory", ":memory:")
 _POSTGRES = ("postgresql", "postgres")
 
-# Options whose values are no secret. The value of any other option is hidden, also of one that nobody has heard of.
+# Options whose values are no secret. The value of any other option is hidden, also of an unknown option.
 _SHOWN = frozenset(
     {
         *("application_name", "database", "dbname", "host", "hostaddr", "pgbouncer", "port", "sslmode"),
@@ -39,7 +39,7 @@ _SHOWN = frozenset(
 HIDDEN = "…"
 _PASSWORD_FORM = "postgresql://user:password@host:5432/database"
 
-# How text begins that is meant as a connection, not as the name of a file.
+# Signs that a text is meant as a connection, not as the name of a file.
 _KEYWORDS = re.compile(
     r"(?:^|[\s;])(?:host|hostaddr|server|port|dbname|database|user|username|user id|uid|password|passwd|pwd|passfile|service|"
     r"sslmode)\s*=",
@@ -60,7 +60,7 @@ class StoreUrl(msgspec.Struct, frozen=True):
 
 
 def parse_store_url(url: str) -> StoreUrl:
-    """Raises ConfigError for what names no store. Its message shows no password."""
+    """Raises ConfigError for a text that names no store. The message shows no password."""
     if url == "memory:":
         return StoreUrl("memory")
     if url in _MEMORY:
@@ -83,7 +83,8 @@ def parse_store_url(url: str) -> StoreUrl:
 
 
 def _mistaken(path: str) -> str | None:
-    """Why text without a scheme is taken for no path; None if it is one. Shows nothing of it: it may hold a password."""
+    """Why a text without a scheme is not accepted as a path; None if it is. The reason does not show the text, which
+    may have a password in it."""
     if path.startswith("//"):
         meant = "@" in path or _OPTIONS.search(path) is not None
         return f"the scheme is missing: {_PASSWORD_FORM}" if meant else None
@@ -103,7 +104,7 @@ def _mistaken(path: str) -> str | None:
 def _advice(scheme: str, rest: str) -> str:
     database = scheme.partition("+")[0]
     name = rest.lstrip("/")
-    unclear = "@" in name or _KEYWORDS.search(name) is not None  # nothing of it is shown: it may be a password
+    unclear = "@" in name or _KEYWORDS.search(name) is not None  # then it is not shown: it may be a password
     if unclear and database not in _POSTGRES:
         return f"expected {ACCEPTED}"
     if database == "sqlite":
@@ -122,8 +123,8 @@ def _advice(scheme: str, rest: str) -> str:
 
 
 def printable_url(url: str) -> str:
-    """A URL as it may stand in logs and errors: without user and password, and without the value of any option that might
-    be a secret. Where it is not clear which part is the password, nothing but the scheme is left."""
+    """A URL for logs and errors: without user and password, and without the value of any option that might be a secret.
+    If it is not clear which part is the password, only the scheme is shown."""
     found = _SCHEME.fullmatch(url)
     if found is None:  # a path, or a connection that has lost its scheme
         return url if _mistaken(url) is None else HIDDEN
@@ -131,7 +132,7 @@ def printable_url(url: str) -> str:
     place, question, query = rest.partition("?")
     unclear = "@" in query or "#" in rest or ("@" in place and not place.startswith("//"))
     if unclear or _KEYWORDS.search(place.lstrip("/")) is not None:
-        return f"{scheme}:{HIDDEN}"  # a password with an unescaped ?, #, / or @ looks like this, or host=… password=…
+        return f"{scheme}:{HIDDEN}"  # such as a password with an unescaped ?, #, / or @, or host=… password=…
     slashes = "//" if place.startswith("//") else ""
     place = place.removeprefix("//").rpartition("@")[2]
     options = [

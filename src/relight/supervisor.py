@@ -1,16 +1,16 @@
-"""Supervisor: keeps the engine's long-lived tasks alive, and says how they are.
+"""Supervisor: keeps the engine's long-lived tasks alive, and reports their health.
 
     work ── raises ──▶ reported and counted ──▶ a pause, longer each time ──▶ work, from its beginning
                             │
                             └─ MOST_FAILURES in a row, without one good round between them: `broken`
                                a good round, or a long rest, a while after that: `mended`
 
-A task is an endless coroutine function. It calls `Part.well` after each round that did what it is there for, and `Part.rest`
-where it may wait for work for ever. Not every task is essential: what only wakes (a listener) may fail for ever, and costs
-latency. An outage (the store or the lease manager does not answer) is no fault of the task. It is said, and tried again, but
-never counts as broken: every process that shares the server has the same outage.
+A task is an endless coroutine function. It calls `Part.well` after each successful round, and `Part.rest` where it may
+wait for work for ever. Not every task is essential: if a task that only wakes others (a listener) fails for ever, that
+costs latency alone. An outage (the store or the lease manager does not answer) is no fault of the task. An outage is
+reported, and the task is tried again, but it never counts as broken: all processes of the server have the same outage.
 
-What broken means for the process is decided in `orchestrator/health.py`: it lets go of its lease.
+`orchestrator/health.py` decides what a broken task means: the process lets go of its lease.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from relight.errors import StoreError
 from relight.retry_pause import RetryPause
 
 MOST_FAILURES = 8  # in a row; with the pauses between them, about ten seconds
-# A broken part counts as mended by a good round that comes so long after (or by a rest of that length), or its process would take
-# and lose its lease in turns.
+# A broken part counts as mended by a good round this long after it broke, or by a rest of this length. With less, its
+# process would acquire and lose its lease in turns.
 MENDED_SECONDS = 60.0
-QUIET_SECONDS = 10.0  # one that only waits for something (a listener) is well when it has done so for this long
+QUIET_SECONDS = 10.0  # a part that only waits for something (a listener) is well after it has waited for this long
 CANCEL_SECONDS = 0.1  # between two cancellations of one task
 
 Work = Callable[["Part"], Coroutine[Any, Any, None]]
@@ -42,13 +42,13 @@ class PartHealth(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     failures: int  # since the engine was opened: exceptions that ended it, each a bug
-    failing: bool  # the last round failed, and it is tried again
-    broken: bool  # it cannot be kept alive
+    failing: bool  # the last round failed, and the task is tried again
+    broken: bool  # the task cannot be kept alive
     error: str  # the last exception; "" if there was none
 
 
 class Part:
-    """One long-lived task, while it is kept alive. Everything but the reading of its numbers happens on its loop."""
+    """One long-lived task that is kept alive. Any thread may read its numbers; all else happens on the task's loop."""
 
     def __init__(self, name: str, supervisor: Supervisor, *, essential: bool = True) -> None:
         self.name = name
@@ -57,7 +57,7 @@ class Part:
         self.in_a_row = 0
         self.broken = False
         self.outages = 0  # in a row
-        self.outage = ""  # why it cannot do its work right now, if that is no fault of its own
+        self.outage = ""  # why the task cannot do its work right now, if that is no fault of the task
         self.error = ""
         self.task: asyncio.Task[None] | None = None
         self._stopping = False
@@ -66,7 +66,7 @@ class Part:
         self._supervisor = supervisor
 
     def well(self) -> None:
-        """A round did what it is there for."""
+        """The task calls this after a successful round."""
         if not self.in_a_row and not self.outage:
             return
         if self.broken:
@@ -80,8 +80,8 @@ class Part:
         self._pause.reset()
 
     async def rest(self, wanted: asyncio.Future[None]) -> None:
-        """There is nothing to do: until something is wanted. A part that is broken and has rested for a while counts as mended:
-        its process has let go of its lease, so no work would ever come that could show it."""
+        """Wait for work: until `wanted` is done. A broken part that has rested for a while counts as mended: its
+        process has let go of its lease, so there would never be work that could show it."""
         while self.broken and not wanted.done():
             left = self._begun_at + MENDED_SECONDS - SYSTEM_CLOCK.monotonic()
             if left <= 0:
@@ -115,7 +115,7 @@ class Part:
             self._break()
 
     def next_pause(self) -> float:
-        """For a part that is no task: how long to wait before it is tried again."""
+        """For a part that is no task: how long to wait before the next try."""
         return self._pause.next()
 
     async def run(self, work: Work) -> None:
@@ -123,15 +123,15 @@ class Part:
             self._begun_at = SYSTEM_CLOCK.monotonic()
             try:
                 await work(self)
-                self._stopping = True  # it ends by itself only when it was told to
+                self._stopping = True  # the task returns only when it was asked to stop
                 return
-            except Exception as error:  # noqa: BLE001 - whatever it is: without this task runs would be stranded in silence
+            except Exception as error:  # noqa: BLE001 - any error: without this task, runs would stand still in silence
                 self.failed(error)
             await self._pause.wait()
 
     async def stop(self) -> None:
-        """Cancel the task until it has ended. Once need not do: a driver may swallow a cancellation that comes together with
-        an answer or an error (gRPC does), and a loop that tries again goes on then."""
+        """Cancel the task until it has ended. One cancellation may not be enough: a driver may swallow a cancellation
+        that comes together with an answer or an error (gRPC does). A task that then tries again would go on."""
         self._stopping = True
         task = self.task
         while task is not None and not task.done():
@@ -139,7 +139,7 @@ class Part:
             await asyncio.wait([task], timeout=CANCEL_SECONDS)
 
     def ended(self, _: object) -> None:
-        """The task is over. Cancelled from outside, it is not begun again: the program ends, or wanted every task to."""
+        """The task is over. After a cancellation by the program it is not started again: the program probably ends."""
         if not self._stopping and self.essential:
             self.error = "its task was cancelled by the program"
             self._break()
@@ -160,7 +160,7 @@ class Part:
 
 
 def _log(part: Part, error: Exception, pause_seconds: float) -> None:
-    """For a part that nobody has given a supervisor to: a store opened by itself, in a test."""
+    """Report to the log. For a supervisor without an engine: of a store opened by itself, in a test."""
     logging.getLogger("relight").warning("%s: %r; trying again in %.2gs", part.name, error, pause_seconds)
 
 
@@ -169,28 +169,28 @@ class Supervisor:
 
     def __init__(self, report: Callable[[Part, Exception, float], None] = _log) -> None:
         self.report = report
-        # Called in the thread of the part: an essential one cannot be kept alive; all of them can again.
+        # Called in the thread of the part: an essential part cannot be kept alive; no part is broken any more.
         self.on_broken: Callable[[Part], None] | None = None
         self.on_mended: Callable[[Part], None] | None = None
-        self.on_back: Callable[[Part], None] | None = None  # an outage that was tried more than once is over
+        self.on_back: Callable[[Part], None] | None = None  # an outage with more than one failed round is over
         self.parts: dict[str, Part] = {}
 
     def part(self, name: str, *, essential: bool = True) -> Part:
-        """One that is no task (a thread), and says itself how it is."""
+        """A part that is no task (a thread), and itself reports how it is."""
         part = self.parts[name] = Part(name, self, essential=essential)
         return part
 
     def keep(self, name: str, work: Work, *, essential: bool = True) -> Part:
-        """Keep this alive, on the loop that is running, until `Part.stop`. In a context of its own: it is part of no run, whoever
-        starts it. The task is made by hand, since the program's task factory may be an eager one."""
+        """Keep `work` alive on the running loop, until `Part.stop`. It runs in a context of its own, because it is part
+        of no run, also if a run's code starts it. The loop's task factory is not used: it may be an eager one."""
         part = self.part(name, essential=essential)
-        loop, nobody = asyncio.get_running_loop(), contextvars.Context()
-        part.task = asyncio.Task(part.run(work), loop=loop, name=f"relight-{name}", context=nobody)
+        loop, empty = asyncio.get_running_loop(), contextvars.Context()
+        part.task = asyncio.Task(part.run(work), loop=loop, name=f"relight-{name}", context=empty)
         part.task.add_done_callback(part.ended)
         return part
 
     async def stop(self) -> None:
-        """End what is left on this loop."""
+        """Stop the tasks that are left on this loop."""
         loop = asyncio.get_running_loop()
         here = [part for part in self.parts.values() if part.task is not None and part.task.get_loop() is loop]
         await asyncio.gather(*(part.stop() for part in here))
@@ -209,12 +209,12 @@ class Supervisor:
 
     @property
     def failing(self) -> str:
-        """Which parts fail right now, and why; "" when all is well."""
+        """Which parts are failing or broken, and why; "" if none is."""
         failing = [part for part in self.parts.values() if part.failing or part.broken]
         return "; ".join(f"{part.name} fails: {part.outage or part.error}" for part in failing)
 
     @property
     def trouble(self) -> str:
-        """Which parts cannot be kept alive, and why; "" when all can."""
+        """Which parts cannot be kept alive, and why; "" if all can."""
         broken = [part for part in self.parts.values() if part.broken]
         return "; ".join(f"{part.name} keeps failing: {part.error}" for part in broken)

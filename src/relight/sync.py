@@ -4,8 +4,8 @@
     from relight.sync import flow, step, wait_for
 
 They are the same objects. Only their types differ (`sync.pyi`): here the call of a step, of a flow or of `wait_for` has the
-type of its result, as it is in a sync flow and outside runs. In `relight` it has the type of what an async flow awaits, and type
-checkers let everything pass that does not await it. So programs without async import from here to be checked in full.
+type of its result, as in a sync flow and outside runs. In `relight` the call has the type of an awaitable, and type
+checkers accept every use of it without await. So programs without async import from here to be checked in full.
 """
 
 from __future__ import annotations

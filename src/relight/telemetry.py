@@ -12,7 +12,7 @@ logger = logging.getLogger("relight")
 
 
 class Token(enum.StrEnum):
-    """What a log line is about. The value is what stands in the brackets; the docstring of each is its meaning."""
+    """What a log line is about. The value is the word in the brackets; `MEANING` has what it means."""
 
     RUN_RESUMED = "RUN_RESUMED"
     RUN_GIVEN_UP = "RUN_GIVEN_UP"
@@ -58,12 +58,12 @@ class Token(enum.StrEnum):
 MEANING: dict[Token, str] = {
     Token.RUN_RESUMED: "an unfinished run was claimed, restored and goes on",
     Token.RUN_GIVEN_UP: "an orphan was cancelled by policy (max_resume_age, auto_resume) instead of resumed",
-    Token.RUN_FINISHED: "a run's end was journaled but its row did not say so; the row was brought up to it",
+    Token.RUN_FINISHED: "a run's end was journaled but its row did not say so; the row was corrected",
     Token.RUN_RELEASED: "an orchestrator that stops or has lost its lease let go of a run, for any other to take up",
     Token.OWNER_DEAD: "an orchestrator's session has lapsed or its process is gone; its runs are being recovered",
-    Token.OWNER_CORRECTED: "a run's lease is held by another than its row says; the row was corrected",
+    Token.OWNER_CORRECTED: "another session has a run's lease than its row says; the row was corrected",
     Token.ORCHESTRATOR_ID_SHARED: "an orchestrator that lives on another machine has the same orchestrator_id",
-    Token.HEARTBEAT_FAILED: "a heartbeat did not get through, and is tried again; said once, then counted",
+    Token.HEARTBEAT_FAILED: "a heartbeat did not get through, and is tried again; logged once, then counted",
     Token.WATCH_FAILED: "pushes about other orchestrators, or run keys, do not get through; recovery is slower, not wrong",
     Token.LEASE_LOST: "the lease could not be renewed; this process lets go of its runs until it can",
     Token.LEASE_REGAINED: "the lease is renewed again; this process takes up runs again",
@@ -74,21 +74,21 @@ MEANING: dict[Token, str] = {
     Token.FINGERPRINT_MISMATCH: "a recorded step's code or options have changed since; version_mismatch decides. Or what is "
     "recorded no longer fits the signature; the run is held",
     Token.INPUT_MISMATCH: "a recorded step is asked for with other arguments than before; the run is held (rerun: executes it)",
-    Token.FOREACH_CUT: "an item of a sequential foreach has changed; it goes on from that item",
+    Token.FOREACH_CUT: "an item of a sequential foreach has changed; the foreach goes on from that item",
     Token.DEFINITION_MISSING: "a run's flow is not registered; the run is held until it is",
     Token.DEFINITION_FOUND: "a flow was registered and the runs held for it go on",
     Token.UPGRADE_FOUND: "runs that an older version of Relight did not understand, and held, go on here",
-    Token.NONDETERMINISM: "a flow asks for something else than its journal holds; the run is held",
+    Token.NONDETERMINISM: "a flow asks for other operations than its journal has; the run is held",
     Token.JOURNAL_CORRUPT: "a journal entry or checkpoint does not read back; the run is held",
     Token.RUN_SUSPECTED: "the process of a run died several times without progress of it; other suspects are tried before it",
-    Token.RUN_POISONED: "the process of a run died too often without progress of it; it is held",
+    Token.RUN_POISONED: "the process of a run died too often without progress of the run; the run is held",
     Token.RUN_NOT_RESUMABLE: "a flow marked resumable=False was interrupted; the run is failed",
     Token.RUN_HELD: "a run was paused for a reason that has no token of its own; the line names what frees it",
-    Token.RUN_FENCED: "another owner has claimed a run this process was driving; it lets go of it",
-    Token.COMMIT_FAILED: "the store did not take a commit; nothing goes on until it does, and it is tried again",
-    Token.COMMIT_RECOVERED: "the store takes commits again",
-    Token.READ_FAILED: "the store did not answer what a flow needs to go on; it is asked again",
-    Token.CHECKPOINT_FAILED: "a checkpoint could not be written; the journal stays whole and it is tried again later",
+    Token.RUN_FENCED: "another owner has claimed a run that this process was driving; this process lets go of it",
+    Token.COMMIT_FAILED: "a commit failed; it is tried again, and nothing goes on until it is written",
+    Token.COMMIT_RECOVERED: "the store accepts commits again",
+    Token.READ_FAILED: "a read that a flow needs to go on failed; it is tried again",
+    Token.CHECKPOINT_FAILED: "a checkpoint could not be written; the journal stays whole, and it is tried again later",
     Token.RECOVERY_FAILED: "taking up a run failed for a passing reason; it is tried again",
     Token.FLOW_BLOCKS: "flow code runs for longer than a second without awaiting anything; the line names its place",
     Token.UNWIND_STUCK: "a flow did not let itself be taken out of memory in time and was abandoned",
@@ -100,5 +100,5 @@ MEANING: dict[Token, str] = {
 
 
 def log(level: int, token: Token, message: str, error: BaseException | None = None) -> None:
-    """One line: the token, then a sentence with the run it is about; with `error`, its traceback under it."""
+    """Log one line: the token, then a sentence that names the run. With `error`, its traceback follows."""
     logger.log(level, "[%s] %s", token.value, message, exc_info=error)

@@ -243,7 +243,7 @@ def test_resume_frees_a_run_that_was_held(folder):
 def test_resume_refuses_what_there_is_nothing_to_resume_of(folder):
     assert refusal("recovery", "resume", "nobody", cwd=folder) == "no run has the id 'nobody'"
     assert "run 'ended' is completed: it has ended" in refusal("recovery", "resume", "ended", cwd=folder)
-    assert "nothing is to be resumed: Run waits waits, out of memory" in refusal(
+    assert "there is nothing to resume: Run waits waits, out of memory" in refusal(
         "recovery", "resume", "waits", cwd=folder
     )
 

@@ -180,7 +180,7 @@ async def test_a_flow_whose_event_a_step_has_set_fails_whatever_it_catches(world
         await waiting
         return "set"
 
-    assert "other code (a step's body, perhaps) has used" in await failure_of(world, sharing)
+    assert "other code (perhaps a step's body) has used" in await failure_of(world, sharing)
 
 
 async def test_only_the_first_steps_of_a_run_that_died_early_may_have_been_in_flight(

@@ -523,7 +523,7 @@ async def test_cancelling_twice_and_after_the_end(world: World):
     done = await rl.start(waiting.with_id("done"))
     await done.signal("go", "x")
     assert await done.result(timeout="60s") == "x"
-    with pytest.raises(RunStateError, match=r"'done' is completed: it can no longer be told to cancel"):
+    with pytest.raises(RunStateError, match=r"'done' is completed: it can no longer receive cancel"):
         await done.cancel()
     for refused in (done.signal("go"), done.pause(), done.resume()):
         with pytest.raises(RunStateError, match=r"'done' is completed"):

@@ -149,7 +149,7 @@ async def test_a_walk_through_the_states_of_real_runs(world: World, registry: Re
     await until(lambda: says("orphan", "is driven by"))
     registry.remove("running")
     rl = await world.crash_and_reopen(drive=False)
-    assert await says("orphan", "whose session is gone; recovery will park it: flow 'running' is not registered")
+    assert await says("orphan", "whose session is gone; recovery will hold it: flow 'running' is not registered")
     (planned,) = [one for one in await rl.plan() if one.run_id == "orphan"]
     assert planned.stuck
     assert (await rl.explain("orphan")).plan == planned

@@ -193,11 +193,11 @@ async def test_an_outage_of_the_store_is_said_once_by_each_part(caplog: pytest.L
         async with Relight(store=store):
             await until(lambda: tries >= 4)
             down = False
-            await until(lambda: "is answered again" in caplog.text)
+            await until(lambda: "gets answers again" in caplog.text)
     said = [record.getMessage() for record in caplog.records if "[RECOVERY_FAILED]" in record.getMessage()]
     assert len(said) == 2, said
     assert "the server is down" in said[0]
-    assert "is answered again, after " in said[1]
+    assert "gets answers again, after " in said[1]
 
 
 # ---- many who wait

@@ -29,11 +29,11 @@ def facts(**given: Any) -> Facts:
 ORPHANS: list[tuple[dict[str, Any], Action, str]] = [
     ({}, Action.RESUME, "its owner died"),
     # active
-    ({"owner_alive": True}, Action.LEAVE, "a#1 holds it and is alive"),
+    ({"owner_alive": True}, Action.LEAVE, "a#1 owns it and is alive"),
     # of a newer version, whatever else is known of it
     ({"newer": "its status was written by a newer version"}, Action.LEAVE, "its status was written by a newer version"),
     ({"newer": "a newer version", "woken": True, "ended": Status.COMPLETED}, Action.LEAVE, "a newer version"),
-    ({"newer": "a newer version", "owner_alive": True}, Action.LEAVE, "a#1 holds it and is alive"),
+    ({"newer": "a newer version", "owner_alive": True}, Action.LEAVE, "a#1 owns it and is alive"),
     # stale_timeout: from the last heartbeat, else from the start; 0 = at once
     ({"stale_timeout_seconds": 0.0, "last_heartbeat": 999.9}, Action.RESUME, "its owner died"),
     ({"stale_timeout_seconds": 60.0, "last_heartbeat": 941.0}, Action.LEAVE, "stale_timeout (60s) has not passed"),

@@ -1,7 +1,7 @@
 """NoLeases: `leases: none`, for one orchestrator that has its store to itself.
 
-Nobody else is there to compete, so everything is ours for the asking; that nobody else is there is the user's word, and
-what a second orchestrator would do to it is undone by the epoch alone: each could claim the other's live runs.
+There is no other orchestrator, so this one gets every lease that it requests. Relight does not check that: the user
+promises it. With a second orchestrator only the epoch would protect the runs: each could claim the other's live runs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from relight.model.lease import Acquired, Lease, NotOwner, Orphaned, OwnedBy, Pr
 
 
 class NoLeases:
-    """Says yes to everything and keeps nothing."""
+    """Grants every lease and stores nothing."""
 
     name = "none"
     in_store = True
@@ -22,7 +22,7 @@ class NoLeases:
         self._closed = asyncio.Event()
 
     async def open(self, owner: str, process: Process, ttl_seconds: float) -> None:
-        self._closed = asyncio.Event()  # of the loop that opens it
+        self._closed = asyncio.Event()  # an Event belongs to one loop: this is the loop that opens the leases
 
     async def close(self) -> None:
         self._closed.set()
@@ -59,6 +59,6 @@ class NoLeases:
 
     async def watch_orphans(self) -> AsyncIterator[Orphaned]:
         await self._closed.wait()
-        nobody: tuple[Orphaned, ...] = ()
-        for orphaned in nobody:
+        none: tuple[Orphaned, ...] = ()
+        for orphaned in none:
             yield orphaned

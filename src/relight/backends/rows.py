@@ -1,4 +1,4 @@
-"""Between rows and the model, where it is the same in SQLite and PostgreSQL: the columns that both tables have, in one order."""
+"""Conversion between rows and the model, for SQLite and PostgreSQL: their tables have the same columns in one order."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run_from(row: Row) -> Run:
 
 
 def run_columns(run: Run) -> tuple[Any, ...]:
-    """What a row of `runs` holds behind its key."""
+    """The columns of a row of `runs` after its key."""
     return (
         run.id,
         None if run.root_id == run.id else run.root_id,
@@ -63,7 +63,7 @@ def run_columns(run: Run) -> tuple[Any, ...]:
 
 
 def message_columns(message: Message) -> tuple[Any, ...]:
-    """A message that is to be put into an inbox."""
+    """The columns of a message that is to be put into an inbox."""
     check_message(message)
     return (
         message.run_id,
@@ -91,7 +91,7 @@ def message_from(row: Row) -> Message:
 
 
 def item_columns(item: ItemResult) -> tuple[Any, ...]:
-    """What a row of `items` holds."""
+    """The columns of a row of `items`."""
     return (item.run_id, item.key, item.index, item.digest, item.output, item.output_blob)
 
 
@@ -104,12 +104,12 @@ def item_from(row: Row) -> ItemResult:
 
 
 def checksum(sequence: int, data: bytes) -> int:
-    """Started with the sequence, so that two rows that changed places are told as well."""
+    """A checksum that includes the sequence, so that two exchanged rows are detected as well."""
     return crc32(data, sequence & 0xFFFFFFFF)
 
 
 def checked_entries(root_id: str, rows: Iterable[Row]) -> list[Entry]:
-    """Rows of sequence, event and checksum."""
+    """Entries from rows of sequence, event and checksum."""
     entries = []
     for sequence, event, crc in rows:
         if crc32(event, sequence & 0xFFFFFFFF) != crc:
@@ -119,7 +119,7 @@ def checked_entries(root_id: str, rows: Iterable[Row]) -> list[Entry]:
 
 
 def checked_checkpoint(root_id: str, row: Row | None) -> Checkpoint | None:
-    """A row of sequence, state and checksum; without a sequence there is none."""
+    """A checkpoint from a row of sequence, state and checksum; None if there is no row, or no sequence in it."""
     if row is None or row[0] is None:
         return None
     sequence, state, crc = row
@@ -129,7 +129,7 @@ def checked_checkpoint(root_id: str, row: Row | None) -> Checkpoint | None:
 
 
 def damaged(what: str, root_id: str, sequence: int) -> CorruptionError:
-    """A stored row that does not read back as what was written."""
+    """The error for a stored row that does not read back as it was written."""
     return CorruptionError(
         f"{what} {sequence} of run {root_id!r} does not match its checksum: the store was damaged",
         root_id=root_id,

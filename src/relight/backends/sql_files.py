@@ -11,8 +11,8 @@ _MIGRATION = re.compile(r"^(\d{4})_\w+\.sql$")
 
 
 def named_statements(package: str, change: Callable[[str], str] = str) -> dict[str, str]:
-    """Those of the package's queries.sql: `-- name: x`, then comments that describe it, then one statement. `change` may rewrite
-    the text before."""
+    """The statements in the package's queries.sql: `-- name: x`, then comments that describe it, then one statement.
+    `change` may rewrite the text first."""
     text = change(files(package).joinpath("queries.sql").read_text(encoding="utf-8"))
     parts = _NAME.split(text)[1:]
     statements = {}

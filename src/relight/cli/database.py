@@ -1,4 +1,4 @@
-"""Opening a database that is only looked at: nothing is recovered, nothing is driven, and no file or table is made."""
+"""Opening a database as a client: nothing is recovered, nothing is driven, and no file or table is created."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ Modules = Annotated[
 
 @contextmanager
 def looking(db: str | None, modules: list[str] | None = None) -> Iterator[BlockingRelight]:
-    """The database, open for looking and telling. Anything that Relight refuses ends the command with one line."""
+    """The database, open to read it and to post messages. Every error of Relight ends the command with one line."""
     try:
         store = load_config(db, {}, os.environ).store
         url = parse_store_url(store)
         if url.kind == "memory":
-            fail("memory: holds nothing that another process could look at; name a file with --db")
+            fail("memory: has nothing that another process could read; name a file with --db")
         if url.kind == "sqlite" and not Path(url.place).exists():
             fail(f"there is no database {url.place}; name one with --db or RELIGHT_STORE")
         with Relight(store, modules=modules or [], drive=False, migrate=False) as rl:
@@ -56,20 +56,20 @@ def looking(db: str | None, modules: list[str] | None = None) -> Iterator[Blocki
 
 
 def modules_of(given: list[str] | None) -> list[str]:
-    """The modules whose flows a command should know. From here on they can be imported from the current folder, as the modules
-    of `python -m` are: a script that is installed has its own folder first on the path, and not this one."""
+    """The modules whose flows a command should know. This makes the current folder importable, as `python -m` does: the
+    path of an installed script begins with the script's own folder, and does not have the current one."""
     try:
         modules = list(given or load_config(None, {}, os.environ).modules)
     except RelightError as error:
         fail(error)
     here = str(Path.cwd())
-    if modules and not sys.flags.safe_path and here not in sys.path:  # safe_path: PYTHONSAFEPATH asks for none of that
+    if modules and not sys.flags.safe_path and here not in sys.path:  # PYTHONSAFEPATH forbids it
         sys.path.insert(0, here)
     return modules
 
 
 def fail_to_import(error: ImportError) -> NoReturn:
-    """A module of the user, or one that it imports, is not there or is broken."""
+    """End the command: a module of the user, or one that it imports, is missing or broken."""
     missing = isinstance(error, ModuleNotFoundError)
     where = f"; looked in {Path.cwd()} and where Python finds packages" if missing else ""
     fail(f"a module could not be imported: {error}{where}")

@@ -1,6 +1,7 @@
 """`relight demo`: kill a running flow, start it again, and count what happened.
 
-The verdict is counted from the ledger that the steps themselves write (see demo_flow), never from the engine's word:
+The verdict is counted from the ledger that the steps themselves write (see demo_flow), not from what the engine
+reports:
 
     restored     its result reached the restarted flow, and the restarted process did not execute it
     repeated     executed in both processes, and its result had not reached the flow before the kill: it was in flight
@@ -49,12 +50,12 @@ class Verdict(msgspec.Struct):
 
     @property
     def good(self) -> bool:
-        """One step at a time is in flight here, so one kill may repeat one."""
+        """Here one step at a time is in flight, so one kill may repeat one step."""
         return self.duplicated == 0 and self.lost == 0 and self.repeated <= 1 and self.restored > 0
 
 
 def judge(lines: list[Line], steps: int) -> Verdict:
-    """From the ledger alone."""
+    """The verdict, from the ledger alone."""
 
     def steps_with(process: int, event: str) -> list[int]:
         return [line.step for line in lines if line.process == process and line.event == event]
@@ -86,7 +87,7 @@ def demo(
 ) -> None:
     """Start a flow, kill its process in the middle, start it again, and count what was lost or done twice."""
     if db is not None and db.exists():
-        # Its runs would be taken over by the demo's process, which knows none of their flows.
+        # The demo's process would take up the runs in that database, and knows none of their flows.
         fail(f"{db} exists; the demo makes a database of its own: name a new file")
     if db is not None and not db.absolute().parent.is_dir():
         fail(f"{db} cannot be made: make the folder {db.absolute().parent} first")
@@ -105,7 +106,7 @@ def demo(
 
 
 class Scene:
-    """The two processes, the ledger, and what is shown of them."""
+    """The two processes, the ledger, and their display."""
 
     def __init__(self, console: Console, steps: int, db: Path) -> None:
         self.console = console
@@ -145,7 +146,7 @@ class Scene:
         arguments = [str(self.db), self.run_id, str(number), given]
         with tempfile.TemporaryFile() as output:
             child = subprocess.Popen(
-                # -P: a folder called relight where the user happens to stand is not the package.
+                # -P: a folder called relight in the current directory must not be imported as the package.
                 [sys.executable, "-P", "-m", "relight.cli.demo_flow", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -172,7 +173,7 @@ class Scene:
                 fail(f"process {number} of the demo failed with exit code {child.returncode}; its output is above")
         return False
 
-    # ---- what is seen
+    # ---- what is shown
 
     def render(self) -> Group:
         lines = self.ledger.read()

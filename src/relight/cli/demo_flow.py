@@ -1,9 +1,10 @@
 """The process that `relight demo` kills: a flow of visible steps, run with `python -m relight.cli.demo_flow`.
 
-It knows nothing of the kill. Started a second time with the same arguments it opens the same file, and its run goes on.
+The process knows nothing of the kill. Started again with the same arguments, it opens the same file and its run goes
+on.
 
-The ledger is the evidence and is kept outside the engine's database: one line for every time a step takes effect,
-and one for every time a step's result reaches the flow, each synced to the disk before the code goes on.
+The ledger is the evidence and is kept outside the engine's database. It has one line for every time a step takes
+effect, and one for every time a step's result reaches the flow. The code goes on when the line is synced to the disk.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from relight.flow.definitions import flow, step
 
 
 class Line(msgspec.Struct):
-    """One line of the ledger. `process` tells the first process from the restarted one."""
+    """One line of the ledger. `process` is 1 for the first process, 2 for the restarted one."""
 
     process: int
     event: Literal["effect", "result"]
@@ -28,13 +29,13 @@ class Line(msgspec.Struct):
 
 
 class Ledger:
-    """Append-only. A line that was cut off by the kill, not having been written as a whole, is not read."""
+    """An append-only file. A line that the kill has cut off is not read."""
 
     def __init__(self, path: str) -> None:
         self.path = path
 
     def append(self, line: Line) -> None:
-        with open(self.path, "ab") as file:  # noqa: PTH123 - unbuffered in effect: closed, and synced, at once
+        with open(self.path, "ab") as file:  # noqa: PTH123 - it is flushed and closed at once
             file.write(msgspec.json.encode(line) + b"\n")
             file.flush()
             os.fsync(file.fileno())
@@ -49,12 +50,12 @@ class Ledger:
 
 
 def expected(number: int) -> int:
-    """What a step returns: something that a lost or mixed-up result would not be equal to."""
+    """The result of a step. A lost result, or another step's, would not be equal to it."""
     return number * number
 
 
 class Demo(msgspec.Struct):
-    """A flow's input is journaled, so the restarted process must not be told its own number by it."""
+    """The flow's input. It does not name the process, because it is journaled, and the same after the restart."""
 
     ledger: str
     steps: int
@@ -66,7 +67,7 @@ PROCESS = 0  # 1 before the kill, 2 after; set by main()
 
 @step
 def work(number: int, demo: Demo) -> int:
-    """Take effect, then work for a moment: the kill comes while a step is here."""
+    """Take effect, then work for a moment: the kill comes during that moment."""
     Ledger(demo.ledger).append(Line(PROCESS, "effect", number))
     block(demo.step_seconds)
     return expected(number)
@@ -74,7 +75,7 @@ def work(number: int, demo: Demo) -> int:
 
 @flow(name="relight-demo")
 async def visible_steps(demo: Demo) -> int:
-    """Step after step. No other flow should write anything outside a step: here it is the measurement."""
+    """Step after step. A flow should write nothing outside a step; this one does so to measure."""
     total = 0
     for number in range(1, demo.steps + 1):
         result = await work(number, demo)

@@ -1,4 +1,4 @@
-"""`relight explain RUN`: one sentence why it is where it is, then the facts."""
+"""`relight explain RUN`: one sentence that says why a run is where it is, then the facts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The `relight` command: one file per command, put together here.
 
-Exit codes: 0 done, 1 the command's own answer is no (the demo found a loss), 2 it could not be done (wrong usage, no
-such database, no such run). What failed is one line on stderr; stdout carries only what was asked for.
+Exit codes: 0 done, 1 the command's own answer is no (the demo found a loss), 2 the command could not be done (wrong
+usage, no such database, no such run). An error is one line on stderr; stdout has only the command's output.
 """
 
 from __future__ import annotations

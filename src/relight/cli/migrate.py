@@ -26,7 +26,7 @@ def migrate(
 ) -> None:
     """Create the store's tables, or bring them up to this version. Safe to run twice, and by many at once.
 
-    Opening a store does the same, unless `migrate` is set to false: then this command does, before a deployment.
+    Opening a store does the same, unless `migrate` is set to false. Then run this command before a deployment.
     """
     try:
         config = load_config(db, {"migrate": True}, os.environ)

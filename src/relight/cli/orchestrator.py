@@ -1,4 +1,4 @@
-"""`relight orchestrator`: a process that drives runs until it is told to stop."""
+"""`relight orchestrator`: a process that drives runs until a signal stops it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from relight.cli.terminal import fail
 from relight.engine import Relight
 from relight.errors import ConfigError, RelightError
 
-# Stopping takes no longer than shutdown_grace and this, whatever servers and flows do: a step that swallows its cancellation,
-# or a thread of somebody's library, would keep the process for ever.
+# Stopping takes at most shutdown_grace and this, whatever servers and flows do. Without a limit, a step that swallows
+# its cancellation, or a thread of a library, would keep the process alive for ever.
 STUCK_SECONDS = 15.0
 STDERR = 2
 
@@ -40,9 +40,9 @@ def orchestrator(
 ) -> None:
     """Drive runs: take up what is due or orphaned, until SIGTERM or SIGINT.
 
-    The first signal stops gracefully: steps in flight may finish within shutdown_grace, and others take the runs over at
-    once. The second signal stops at once; that is as safe as any crash, and is what happens by itself to a process that
-    does not manage to stop.
+    The first signal stops gracefully: steps in flight may finish within shutdown_grace, and other orchestrators take up
+    the runs at once. The second signal stops at once, which is as safe as any crash. A process that does not manage to
+    stop is ended in the same way.
     """
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
@@ -63,17 +63,18 @@ async def _drive(relight: Relight, metrics_port: int | None) -> None:
         if metrics_port is not None:
             _serve(relight, metrics_port)
         await relight.signalled()
-        # Ends it with 1, and says where it stands. It is done by a thread that needs nothing of Python's.
+        # After that time the process ends with code 1, and prints where each thread is. The thread that does this needs
+        # nothing of the Python interpreter.
         faulthandler.dump_traceback_later(relight.config.shutdown_grace_seconds + STUCK_SECONDS, exit=True, file=STDERR)
 
 
 def _serve(relight: Relight, port: int) -> None:
-    """On this machine only: whoever reads them is not asked who he is."""
-    from prometheus_client import start_http_server  # noqa: PLC0415 - slow to load, and most do without it
+    """Serve metrics to this machine only, because readers need no password."""
+    from prometheus_client import start_http_server  # noqa: PLC0415 - slow to load, and rarely needed
 
     try:
         server, _ = start_http_server(port, "127.0.0.1", relight.metrics.registry)
     except OSError as error:
         raise ConfigError(f"--metrics {port}: {error.strerror or error}; choose another port") from error
     where = f"http://127.0.0.1:{server.server_port}/metrics"
-    logging.getLogger("relight").warning("%s tells what it counts at %s", relight.services.owner, where)
+    logging.getLogger("relight").warning("%s serves metrics at %s", relight.services.owner, where)

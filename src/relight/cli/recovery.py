@@ -62,8 +62,8 @@ def plan(
 ) -> None:
     """Say what recovery would do with unfinished runs, and why. Nothing is done.
 
-    Import your flows with --module (or RELIGHT_MODULES): a flow that is not known here would hold its runs. --check looks at
-    every unfinished run, whatever --limit says, and shows those first that would not go on.
+    Import your flows with --module (or RELIGHT_MODULES): runs of a flow that is unknown here would be held. --check
+    looks at every unfinished run, whatever --limit says, and first shows those that would not go on.
     """
     with looking(db, modules_of(module)) as rl:
         found = rl.plan(None if check else limit + 1)
@@ -85,10 +85,10 @@ def resume(
     module: Modules = None,
     as_json: AsJson = False,
 ) -> None:
-    """Bring a run back by hand: an orphan, a held one, or one that recovery has given up on.
+    """Bring a run back by hand: an orphan, a held run, or a run that recovery has given up on.
 
-    It is freed for any orchestrator to take up, also for one whose recovery is off. A run that is alive, or has ended for
-    good, is refused. This command drives nothing and needs no --module; with one, a refusal may tell more.
+    Then any orchestrator may take it up, also one whose recovery is off. A run that is alive, or has ended for good, is
+    refused. This command drives nothing and needs no --module; with one, the message of a refusal may say more.
     """
     with looking(db, modules_of(module)) as rl:
         rl.resume(run)
@@ -101,7 +101,7 @@ def resume(
 
 
 def _shortened(found: Sequence[T], limit: int) -> Sequence[T]:
-    """As many as were asked for; whether there are more is said beside the output, which may be JSON."""
+    """At most `limit` of them. If there are more, a line on stderr says so, because stdout may be JSON."""
     if len(found) > limit:
         print(f"relight: more than {limit}: raise --limit to see them", file=sys.stderr)
     return found[:limit]

@@ -29,7 +29,7 @@ def runs(
         print(json.dumps([describe(run) for run in page.runs], indent=2))
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("run", overflow="fold", min_width=36)  # a generated id in one piece, to be copied
+    table.add_column("run", overflow="fold", min_width=36)  # so that a generated id stays in one piece, to be copied
     for heading in ("flow", "status", "created", "reason"):
         table.add_column(heading)
     for run in page.runs:
@@ -43,7 +43,7 @@ def runs(
 
 
 def describe(run: Run, *, traceback: bool = False) -> dict[str, Any]:
-    """A run's row as JSON: times as ISO 8601 in UTC, payloads as JSON (or the blob that holds them)."""
+    """A run's row as JSON: times as ISO 8601 in UTC, payloads as JSON (or the digest of their blob)."""
     error = payload(run.error, "")
     if error is not None and not traceback:
         error.pop("traceback", None)
@@ -67,7 +67,7 @@ def describe(run: Run, *, traceback: bool = False) -> dict[str, Any]:
 
 
 def payload(data: bytes | None, blob: str) -> Any:
-    """A stored payload: its JSON, or which blob has it."""
+    """A stored payload: its JSON, or the digest of its blob."""
     if blob:
         return {"blob": blob}
     return json.loads(data) if data else None
@@ -79,12 +79,12 @@ def utc_time(seconds: float | None) -> str | None:
 
 
 def local_time(seconds: float | None) -> str:
-    """For people: in the time zone of this machine."""
+    """A time in the time zone of this machine, for people."""
     return "" if seconds is None else f"{dt.datetime.fromtimestamp(seconds, dt.UTC).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 def status_text(run: Run) -> str:
-    """Rich markup: the status, and what holds a paused run."""
+    """The status, and the hold of a paused run, as rich markup."""
     colour = _COLOURS.get(run.status, "")
     text = run.status.value if run.hold is None else f"{run.status.value} ({run.hold.value})"
     return f"[{colour}]{text}[/{colour}]" if colour else text

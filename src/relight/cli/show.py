@@ -1,7 +1,7 @@
-"""`relight show RUN`: one run: a summary, and page by page what its journal holds.
+"""`relight show RUN`: a summary of one run, and the operations in its journal, page by page.
 
-The summary reads the run's row, counts the items of its foreachs, and reads the journal only where that is small. That takes
-milliseconds for tens of thousands of items, and grows with their number.
+The summary reads the run's row, counts the items of its foreachs, and reads the journal only if it is small. The
+summary takes milliseconds for tens of thousands of items, and its time grows with their number.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct):
-    """What is known of a run. None: the journal was not read for it, being large, or cannot be read (`trouble`)."""
+    """What is known of a run. None: the journal was not read because it is large, or cannot be read (`trouble`)."""
 
     row: Run
     progress: list[ForeachProgress]
@@ -112,7 +112,7 @@ def _look(rl: BlockingRelight, run: str, asked: Asked | None) -> Found:
 
 
 def _as_dict(found: Found, *, traceback: bool) -> dict[str, Any]:
-    told = {
+    shown = {
         **describe(found.row, traceback=traceback),
         **_generation(found.row, found.state),
         "progress": [msgspec.structs.asdict(one) for one in found.progress],
@@ -121,14 +121,14 @@ def _as_dict(found: Found, *, traceback: bool) -> dict[str, Any]:
         "journal_error": found.trouble,
     }
     if found.page is not None:
-        told["operations"] = [operation_as_dict(one, traceback=traceback) for one in found.page.steps]
-        told["next_cursor"] = found.page.next_cursor
-    return told
+        shown["operations"] = [operation_as_dict(one, traceback=traceback) for one in found.page.steps]
+        shown["next_cursor"] = found.page.next_cursor
+    return shown
 
 
 def _generation(row: Run, state: TreeState | None) -> dict[str, Any]:
-    """Which generation of the run is the current one, and its arguments: the row has those of the first. None of a child run,
-    which has no generations of its own, and where the journal cannot be read."""
+    """The number of the run's current generation, and its arguments; the row has those of the first. None for a child
+    run, which has no generations of its own, and if the journal was not read."""
     if state is None or state.created is None or not row.is_root:
         return {"generation": None, "generation_input": None}
     created = state.created
@@ -238,7 +238,7 @@ def _table(operations: list[OperationReport]) -> Table:
 
 
 def _result(one: OperationReport) -> str:
-    """What came of it; of one that was tried more than once, how the last attempt failed."""
+    """The outcome of an operation. For one that was tried more than once, also how the last attempt failed."""
     if one.error is not None:
         return one.error
     parts = []
@@ -267,5 +267,5 @@ def _short(value: Any) -> str:
 
 
 def shortened(text: str) -> str:
-    """For a line of a table."""
+    """The text, cut to fit a line of a table."""
     return text if len(text) <= 100 else text[:99] + "…"

@@ -1,4 +1,4 @@
-"""What all commands print with."""
+"""How all commands print."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
-# Into a file or a pipe nothing is cut off: whoever reads it has no narrow window.
+# Output into a file or a pipe is not cut off: there is no narrow window.
 _WIDE_COLUMNS = 500
 
 
@@ -22,7 +22,7 @@ def fail(message: object) -> NoReturn:
 
 
 def make_console(*, quiet: bool = False) -> Console:
-    """Stdout for people."""
+    """Stdout, for output that people read."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without ✓ shows a question mark, not a traceback
     console = Console(quiet=quiet, highlight=False)

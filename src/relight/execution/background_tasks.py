@@ -1,6 +1,6 @@
-"""Tasks of the engine that nobody awaits and that end by themselves: kept alive here, and their errors are not lost.
+"""Tasks of the engine that nothing awaits and that end by themselves: kept alive here, and their errors are logged.
 
-Those that never end are the supervisor's."""
+Tasks that never end belong to the supervisor."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 
 def start_task(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-    """One of the engine's own tasks, in a context of its own: it is part of no run, whoever starts it. Made by hand, since the
-    program's task factory may be an eager one, and begin it in the midst of what starts it."""
+    """Start one of the engine's own tasks, in an empty context: it is part of no run, even if a run starts it. It is
+    made without the program's task factory: an eager factory would begin it inside the code that starts it."""
     return asyncio.Task(work, loop=loop, name=f"relight-{name}", context=contextvars.Context())
 
 
@@ -34,7 +34,7 @@ class Background:
     def start(
         self, work: Coroutine[Any, Any, Any], name: str, broke: Callable[[BaseException], None] | None = None
     ) -> None:
-        """`broke` is told of an error: something else waits for what this task was to do."""
+        """Start a task. `broke` is called with its error, where something else waits for what the task was to do."""
         task = start_task(self._loop, work, name)
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._ended(task, broke))

@@ -1,7 +1,7 @@
-"""Reports flow code that keeps the program's loop to itself: nothing of any run in the process goes on meanwhile.
+"""Reports flow code that blocks the program's loop: no run in the process goes on meanwhile.
 
-A thread looks four times a second whether the same stretch of flow code is still running as the last time. It is there only while
-flows are executed: after a few idle looks it ends, and the next flow starts another.
+A thread looks four times a second whether the same stretch of flow code is still running as the last time. The thread
+exists only while flows are executed: after a few idle looks it ends, and the next flow starts another.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Executing(Protocol):
 
 
 class BlockingWatch:
-    """One per engine. `RunningLoop` sets `executing` while flow code is executed, and counts in `stretches` how often it was. It
-    does so on the loop's thread, without a call: one for each would cost a short step several percent."""
+    """One per engine. `RunningLoop` sets `executing` while flow code is executed, and counts in `stretches` how often
+    it was. It does so on the loop's thread, without a call: a call would cost a short step several percent."""
 
     def __init__(self) -> None:
         self.executing: Executing | None = None
@@ -41,9 +41,8 @@ class BlockingWatch:
         try:
             thread.start()
         except (RuntimeError, MemoryError):
-            self.thread = (
-                None  # the system has no thread for us: flows go on without a watch, and the next one asks again
-            )
+            # The system has refused a thread: flows go on without a watch, and the next flow tries again.
+            self.thread = None
 
     def stop(self) -> None:
         self._stopped.set()
@@ -70,5 +69,5 @@ class BlockingWatch:
 
 def place_of(ident: int) -> str:
     """What a thread executes right now: "file:line"."""
-    frame = sys._current_frames().get(ident)  # noqa: SLF001 - the documented way, for all its underscore
+    frame = sys._current_frames().get(ident)  # noqa: SLF001 - documented, despite its underscore
     return "an unknown place" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -1,11 +1,11 @@
-"""Bodies: what operations do on the program's loop, each in a task, but without a new task for each.
+"""Bodies: the work of operations on the program's loop, each in a task, but without a new task for each.
 
-Most steps of most programs end, as far as the event loop can tell, at once, or wait once. A task for each of them would cost
-more than all the rest of a step. So a few tasks, the runners, take bodies from a queue and run one after the other. A body
-that has to wait keeps its runner, which is its task from then on and ends with it, and another runner goes on with the queue.
-So `asyncio.current_task()` in a body is a real task of the program's loop, before and after its first await.
+Most steps of most programs end, from the event loop's view, at once, or wait once. A task for each of them would cost
+more than all the rest of a step. So a few tasks, the runners, run bodies from a queue, one after the other. A body that
+has to wait keeps its runner: the runner is its task from then on and ends with it, and another runner goes on with the
+queue. So `asyncio.current_task()` in a body is a real task of the program's loop, before and after its first await.
 
-Each body runs in a context of its own: the flow's, as it was when it asked, with CURRENT saying which step this is.
+Each step's body runs in its own context: a copy of the flow's when the flow asked, in which CURRENT names the step.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class Work(Protocol):
     """Something to do, as a runner sees it."""
 
     context: contextvars.Context
-    task: asyncio.Task[None] | None  # while it is being done: the runner
-    coro: Any  # what does it, once it had to wait for something; it returns nothing
+    task: asyncio.Task[None] | None  # the runner that does it, while it is being done
+    coro: Any  # the coroutine that does it, once that had to wait for something; it returns nothing
 
     def first_stretch(self) -> Any:
-        """In its context: begin it. What it waits for, or OVER. Raises nothing."""
+        """In its context: begin it. Returns what it waits for, or OVER. Raises nothing."""
         ...
 
     def close(self, error: BaseException) -> None:
-        """It ended with this."""
+        """It ended with this error."""
         ...
 
 
@@ -41,7 +41,7 @@ OVER: Any = object()
 
 
 class Body:
-    """A coroutine of the engine's own, which knows what to do with its errors."""
+    """A coroutine of the engine itself, which handles its own errors."""
 
     __slots__ = ("context", "coro", "task")
 
@@ -53,13 +53,13 @@ class Body:
     def first_stretch(self) -> Any:
         try:
             return next(self.coro.__await__(), OVER)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is how that body ended, and nothing else
+        except BaseException as error:  # noqa: BLE001 - any error ends only this body
             self.close(error)
             return OVER
 
     def close(self, error: BaseException) -> None:
         if not isinstance(error, asyncio.CancelledError):
-            log(logging.CRITICAL, Token.INTERNAL_ERROR, f"what an operation does broke: {error!r}", error)
+            log(logging.CRITICAL, Token.INTERNAL_ERROR, f"the work of an operation broke: {error!r}", error)
 
     def drop(self) -> None:
         self.coro.close()
@@ -71,30 +71,30 @@ class Bodies:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self.queue: deque[Work] = deque()
-        self._idle: asyncio.Future[None] | None = None  # of the runner that waits for something to do
+        self._idle: asyncio.Future[None] | None = None  # what an idle runner waits for
         self.looking = False  # a runner is about to look at the queue
         self.tasks: set[asyncio.Task[None]] = set()
 
     def start(self, work: Work) -> None:
-        """Do it, in a moment."""
+        """Have a runner do it, in a moment."""
         self.queue.append(work)
         if not self.looking:
             self.look()
 
     def look(self) -> None:
-        """There is something in the queue."""
+        """There is something in the queue: wake the idle runner, or start one."""
         self.looking = True
         idle, self._idle = self._idle, None
-        if idle is not None and not idle.done():  # done: somebody has cancelled the runner
+        if idle is not None and not idle.done():  # done: the runner was cancelled
             idle.set_result(None)
         else:
-            nobody = contextvars.Context()  # whoever calls this: a runner must not keep a run in memory
-            task = asyncio.Task(self._run(), loop=self._loop, name="relight-body", context=nobody)  # never an eager one
+            empty = contextvars.Context()  # not the caller's: a runner must not keep a run in memory
+            task = asyncio.Task(self._run(), loop=self._loop, name="relight-body", context=empty)  # never an eager one
             self.tasks.add(task)
-            task.add_done_callback(self.tasks.discard, context=nobody)
+            task.add_done_callback(self.tasks.discard, context=empty)
 
     async def _run(self) -> None:
-        """A runner."""
+        """A runner: does what is in the queue."""
         task = asyncio.current_task()
         assert task is not None
         queue = self.queue
@@ -108,16 +108,16 @@ class Bodies:
                     self._hand_over()
                     await _Rest(work, awaited)
                     work.task = None
-                    return  # others have gone on with the queue
+                    return  # another runner has gone on with the queue
                 work.task = None
-                del work  # or an idle runner would keep the last run in memory
-                # It cancelled itself, or somebody has kept the task and may: what comes next must not be hit by that.
+                del work  # otherwise an idle runner would keep the last run in memory
+                # The body cancelled this task, or other code has kept it and may do so. The next body needs another.
                 if task.cancelling() or sys.getrefcount(task) > unknown:
                     self._hand_over()
                     return
             self.looking = False
             if self._idle is not None:
-                return  # one is enough
+                return  # one idle runner is enough
             self._idle = self._loop.create_future()
             await self._idle
 
@@ -131,7 +131,7 @@ class Bodies:
         """Cancel what is left, and wait for it."""
         for work in self.queue:
             if isinstance(work, Body):
-                work.drop()  # or Python complains that nobody ever awaited it
+                work.drop()  # otherwise Python warns that it was never awaited
         self.queue.clear()
         tasks = list(self.tasks)
         for task in tasks:
@@ -141,7 +141,7 @@ class Bodies:
 
 
 class _Rest:
-    """Runs a body that has to wait to its end, in its own context."""
+    """Runs the rest of a body that has to wait, in the body's own context."""
 
     __slots__ = ("_awaited", "_work")
 
@@ -156,12 +156,12 @@ class _Rest:
             try:
                 value = yield awaited
                 step = coro.send
-            except BaseException as thrown:  # noqa: BLE001 - for the body
+            except BaseException as thrown:  # noqa: BLE001 - it is passed on to the body
                 step, value = coro.throw, thrown
             try:
                 awaited = run(step, value)
             except StopIteration:
                 return
-            except BaseException as error:  # noqa: BLE001 - as above
+            except BaseException as error:  # noqa: BLE001 - any error ends only this body
                 work.close(error)
                 return

@@ -1,11 +1,11 @@
-"""Idle: nothing of an engine can happen before time passes, or before somebody tells it something. For tests.
+"""Idle: nothing can happen in an engine before time passes, or before a message or a request reaches it. For tests.
 
 An engine is idle when every run in memory is blocked, nothing is being committed, taken up, created, posted or read, and no pass
 over the store is wanted or under way. A step that is under way keeps it from being idle, whatever it waits for; so does a thread
 that executes a sync step or flow. A back-off does not: it waits for a time.
 
-Nobody polls for it. Whatever may have been the last thing to end says so (`Idleness.look`), which costs one comparison while
-nobody waits. If one of them did not, `CHECK_SECONDS` later somebody would look all the same.
+This does not depend on polling. Everything that may be the last to end calls `Idleness.look`, which costs one
+comparison while nothing waits. If such a call is missing, `wait` looks all the same after `CHECK_SECONDS`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 CHECK_SECONDS = 0.1
-# Turns of the program's loop for which it must be idle without a break: callbacks that are about to run, and whoever has just
-# been told something (a test that waited for a result, say), come before.
+# For how many turns of the program's loop the engine must be idle without a break. Callbacks that are about to run, and
+# code that has just got a result (a test, for example), go on in these turns.
 TURNS = 10
 
 
 class Idleness:
-    """One per engine. Parts of the engine that may be busy add themselves to `parts`: each answers whether it is idle."""
+    """One per engine. Each part of it that may be busy adds a function to `parts`, which returns whether it is idle."""
 
     def __init__(self) -> None:
         self.parts: list[Callable[[], bool]] = []
@@ -42,12 +42,12 @@ class Idleness:
                     waiter.set_result(None)
 
     async def wait(self) -> None:
-        """Until the engine is idle."""
+        """Wait until the engine is idle."""
         turns = 0
         while turns < TURNS:
             if self.now:
                 turns += 1
-                await asyncio.sleep(0)  # noqa: TID251 - a turn of the loop, and no time
+                await asyncio.sleep(0)  # noqa: TID251 - this waits for a turn of the loop, not for a time
                 continue
             turns = 0
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""What flow code may not do on its event loop, refused in words that help."""
+"""Refuses what flow code must not do on its event loop. The errors say what to do instead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FOREIGN = ("attached to a different loop", "is bound to a different event loop"
 
 
 def explain(error: BaseException) -> BaseException:
-    """What asyncio says of a future that belongs to another loop, in words that help."""
+    """Replace asyncio's error about a future of another loop by one that says what to do."""
     if type(error) is not RuntimeError or not any(words in str(error) for words in _FOREIGN):
         return error
     explained = FlowCodeError(
@@ -25,12 +25,12 @@ def explain(error: BaseException) -> BaseException:
 
 
 def coroutines_of_as_completed(coro: Any) -> None:
-    """asyncio.as_completed() puts what it is given into a set first.
+    """Refuse coroutines in asyncio.as_completed(), which puts what it is given into a set first.
 
-    Coroutines lie there in the order of their addresses, so that the branches made of them would have other names in every
+    Their order in the set depends on their addresses, so that the branches made of them would have other names in every
     process. (Calls of steps and flows hash by where they were made.)
     """
-    frame = sys._getframe(2)  # noqa: SLF001 - there is no other way to see who asks
+    frame = sys._getframe(2)  # noqa: SLF001 - there is no other way to see the caller
     if not asyncio.iscoroutine(coro) or type(coro).__hash__ is not object.__hash__:
         return
     for _ in range(4):
@@ -40,14 +40,14 @@ def coroutines_of_as_completed(coro: Any) -> None:
         if "as_completed" in code.co_name or "AsCompleted" in getattr(code, "co_qualname", ""):
             coro.close()
             raise FlowCodeError(
-                f"asyncio.as_completed() was given the coroutine {coro!r}, and takes those in no order that could "
-                "be repeated: hand it tasks, as_completed([asyncio.create_task(...), ...])"
+                f"asyncio.as_completed() was given the coroutine {coro!r}, and starts coroutines in an order that "
+                "could not be repeated on replay: give it tasks, as_completed([asyncio.create_task(...), ...])"
             )
         frame = frame.f_back
 
 
 def call_of(name: str) -> Callable[..., NoReturn]:
-    """A method of an event loop that reaches outside the run."""
+    """A method that refuses the call, in place of one of an event loop that reaches outside the run."""
 
     def refuse(self: object, *_: Any, **__: Any) -> NoReturn:
         raise FlowCodeError(

@@ -1,9 +1,9 @@
 """RunLoop: the event loop of one run. Flow code, its tasks and its futures live on it; step bodies live on the program's.
 
-It is a queue of ready callbacks and nothing else. Nothing wakes it: whoever drives the run gives it one outcome and pumps it
-until the queue is empty. Then the flow is *at rest*: it has done all that it does with what it knows, and nothing more
-happens before it is given something. The same outcomes in the same order make it take the same way, live and on replay,
-because nothing else gets in.
+It is a queue of ready callbacks and nothing else. Nothing wakes it: the run tells the flow one outcome, and pumps the
+loop until the queue is empty. Then the flow is *at rest*: it has done all that it does with what it was told, and
+nothing more happens before it is told something. The same outcomes in the same order make the flow go the same way,
+live and on replay, because nothing else gets in.
 
 Time passes only through the run: `call_later` and `call_at`, and so asyncio.sleep, asyncio.timeout and asyncio.wait_for, are
 timers of the run, which are journaled (`Host.start_timer`). `time()` stands still in between.
@@ -31,11 +31,11 @@ from relight.flow import garbage
 from relight.flow.scope import CURRENT, Scope, branch_name
 
 T = TypeVar("T")
-# So many callbacks in one go; then others have their turn.
+# How many callbacks are run in one go; then other runs have their turn.
 MOST_CALLBACKS = 10_000
-# How often Unwind is thrown into code that goes on waiting in its clean-up,
+# How often Unwind is thrown into code that goes on waiting in its clean-up.
 MOST_THROWS = 100
-# and what goes on all the same. Whoever deleted it would run it once more, with no run around it: it is never deleted.
+# Tasks whose code goes on all the same. Deleting one would execute its code once more, outside any run: they are kept.
 _UNDYING: list[asyncio.Task[Any]] = []
 
 
@@ -55,7 +55,7 @@ class Ready(msgspec.Struct, eq=False):
 
 
 class TimerHandle(Protocol):
-    """What `call_later` gives: as much of asyncio.TimerHandle as there is."""
+    """What `call_later` returns: a part of asyncio.TimerHandle."""
 
     def cancel(self) -> object: ...
     def cancelled(self) -> bool: ...
@@ -72,43 +72,43 @@ class Host(Protocol):
         ...
 
     def touched_from_outside(self) -> None:
-        """Somebody else than the run has put something into the queue."""
+        """Code outside the run has put something into the queue."""
         ...
 
     def on_trouble(self, context: dict[str, Any]) -> None:
-        """What asyncio tells an exception handler."""
+        """Called with what asyncio passes to an exception handler."""
         ...
 
 
 class FlowTask(asyncio.Task[T]):
     """A task of flow code.
 
-    It hashes by its name in the run, so that sets of tasks (what asyncio.wait returns) have the same order in every process; by
-    memory address, the usual way, they would not. Nor by a running number: of child runs that have ended nothing is made
-    again on replay.
+    It hashes by its name in the run, so that sets of tasks (what asyncio.wait returns) have the same order in every
+    process. A hash of the memory address, which is usual, would differ. So would a running number: replay makes no
+    tasks for child runs that have ended.
     """
 
-    is_branch = False  # made by flow code itself
+    is_branch = False  # whether flow code itself has made it
 
     def __init__(self, number: int, scope: Scope, loop: RunLoop, coro: Coroutine[Any, Any, T], **options: Any) -> None:
-        self._number = number  # first of all: asyncio puts every new task into a set
+        self._number = number  # set first: super().__init__ puts the task into a set of asyncio's, which hashes it
         self._scope = scope
         self._run_loop = loop
         super().__init__(coro, loop=loop, **options)
 
     def cancel(self, msg: Any = None) -> bool:
         """A task that cleans up after the run's cancellation is not cancelled again: when one branch of a TaskGroup has
-        finished its clean-up, the group would cut off that of the others. Timeouts in clean-up hold all the same."""
+        finished its clean-up, the group would cancel the clean-up of the others. Timeouts in clean-up still work."""
         branch, loop = self._scope.branch, self._run_loop
         if loop.in_timer:
             return super().cancel(msg)
         if branch.heard:
             return False
-        branch.heard = loop.run_cancelled  # by whoever was told: this is how it hears of it
+        branch.heard = loop.run_cancelled  # code that has heard of the run's cancellation passes it on to this task
         return super().cancel(msg)
 
     def cancel_for_good(self) -> None:
-        """Whatever it does."""
+        """Cancel it, whatever it does."""
         super().cancel()
 
     def __hash__(self) -> int:
@@ -140,16 +140,15 @@ class RunLoop(asyncio.AbstractEventLoop):
         self._running_loop = running_loop
         self._host = host
         self._outside: Sequence[Ready] = ()
-        self._seed = zlib.crc32(
-            run_id.encode()
-        )  # another for each run: asyncio keeps the tasks of all of them in one set
-        self._number = self._seed  # of tasks that flow code never sees
+        # Another seed for each run, since asyncio keeps the tasks of all runs in one set.
+        self._seed = zlib.crc32(run_id.encode())
+        self._number = self._seed  # the number of the last task that flow code never sees
         self.ready: deque[Ready] = deque()
         self.tasks: dict[FlowTask[Any], tuple[Scope, contextvars.Context]] = {}  # alive, in the order of their making
-        self.main: FlowTask[Any] | None = None  # that of the flow's function
-        self.now = 0.0  # what time() says: the last timer that went off
+        self.main: FlowTask[Any] | None = None  # the task of the flow's function
+        self.now = 0.0  # what time() returns: the time of the last timer that went off
         self._closed = False
-        self.driven = False  # the run itself is at work on it: nobody else may put anything into the queue
+        self.driven = False  # the run itself uses it now: otherwise nothing may be put into the queue
         self.in_timer = False  # what runs now is a timer's callback
         self.run_cancelled = False
 
@@ -157,7 +156,7 @@ class RunLoop(asyncio.AbstractEventLoop):
 
     @contextlib.contextmanager
     def driving(self) -> Iterator[None]:
-        """Whatever happens in here, the run does."""
+        """What is done in this context is done by the run itself."""
         before, self.driven = self.driven, True
         try:
             yield
@@ -181,7 +180,7 @@ class RunLoop(asyncio.AbstractEventLoop):
             self.in_timer = one.of_timer
             args = one.args
             try:
-                if len(args) == 1:  # nearly always, and quicker so
+                if len(args) == 1:  # nearly always, and this is quicker
                     one.context.run(callback, args[0])
                 else:
                     one.context.run(callback, *args)
@@ -193,13 +192,13 @@ class RunLoop(asyncio.AbstractEventLoop):
     def start(
         self, coro: Coroutine[Any, Any, T], scope: Scope, name: str, context: contextvars.Context | None = None
     ) -> FlowTask[T]:
-        """A task that the engine makes for flow code, in a scope that it has chosen."""
+        """Make a task for flow code, in a scope that the engine has chosen."""
         self._number += 1
         return self._make(self._number, coro, scope, name, contextvars.copy_context() if context is None else context)
 
     async def end_branches(self, scope: Scope) -> None:
-        """Flow code has ended: cancel the tasks that it has made and left behind, as asyncio.run() does, and wait for their end.
-        Those that clean up after the run's cancellation already go on."""
+        """Flow code has ended: cancel the tasks that it has made and left behind, as asyncio.run() does, and wait for
+        their end. Tasks that already clean up after the run's cancellation are not cancelled again."""
         own = asyncio.current_task()
         while left := [task for task in scope.branches if task is not own]:
             for task in left:
@@ -209,8 +208,8 @@ class RunLoop(asyncio.AbstractEventLoop):
                 return
 
     def unwind(self, reason: str) -> bool:
-        """Take all code out of memory: Unwind is raised wherever it waits, and nothing is pumped any more. Whether all of it let
-        itself be taken."""
+        """Take all code out of memory: Unwind is raised wherever it waits, and nothing is pumped any more. Returns
+        whether all code has ended."""
         gone = True
         self._closed = True  # from here on nothing is put into the queue
         self.ready.clear()
@@ -228,7 +227,7 @@ class RunLoop(asyncio.AbstractEventLoop):
         return gone
 
     def let_go(self) -> None:
-        """Its run is over: nothing leads from here to that any more."""
+        """The run is over: drop all references to it."""
         self.unwind("its run is over")
         self.main = None
         del self._host
@@ -244,13 +243,14 @@ class RunLoop(asyncio.AbstractEventLoop):
             self._outside = [*self._outside, one]
             self._host.touched_from_outside()
             raise FlowCodeError(
-                "a future, an event or a queue of flow code was used from outside the flow, a step's body perhaps: on replay "
-                "nobody would do so again; return a value from the step, or send the run a signal"
+                "a future, an event or a queue of flow code was used from outside the flow, perhaps by a step's body, "
+                "which would not happen again on replay; return a value from the step, or send the run a signal"
             )
         return one
 
     def let_in(self) -> None:
-        """What others have put into the queue. The flow has been told that it is broken: it may end by that now."""
+        """Let in what other code has put into the queue. The flow was told that it is cancelled or deadlocked: it may
+        now end by that."""
         self.ready.extend(self._outside)
         self._outside = ()
 
@@ -270,7 +270,7 @@ class RunLoop(asyncio.AbstractEventLoop):
             return ready  # which is never due
         scope = CURRENT.get()
         if type(scope) is not Scope:
-            raise FlowCodeError("a timer was made on a run's event loop by code that is not of its flow")
+            raise FlowCodeError("a timer was made on a run's event loop by code that is not part of its flow")
         return self._host.start_timer(scope, when, seconds, ready)
 
     def time(self) -> float:
@@ -280,7 +280,7 @@ class RunLoop(asyncio.AbstractEventLoop):
         return FlowFuture(self._number_in(CURRENT.get()), self)
 
     def _number_in(self, scope: Any) -> int:
-        """The same in every life of the run, and nearly always another one for each call."""
+        """A number that is the same whenever the run is replayed, and nearly always another one for each call."""
         return zlib.crc32(scope.child_path("").encode(), self._seed) if type(scope) is Scope else 0
 
     def create_task(self, coro: Any, *, name: Any = None, context: Any = None, **_: Any) -> Any:
@@ -289,7 +289,7 @@ class RunLoop(asyncio.AbstractEventLoop):
             coro.close()
             raise Unwind("its run has left memory") if self._closed else FlowCodeError("a task was made outside a flow")
         refused_calls.coroutines_of_as_completed(coro)
-        # A copy also of a context the caller passed: two tasks sharing it must not share the scope.
+        # A context that the caller passed is copied, too: two tasks that share it must not share the scope.
         copy = contextvars.copy_context() if context is None else context.copy()
         inner = Scope(scope.run, scope.child_path(branch_name(coro)), scope.run_key, scope, is_branch=True)
         number = zlib.crc32(inner.path.encode(), self._seed)
@@ -313,7 +313,7 @@ class RunLoop(asyncio.AbstractEventLoop):
             scope, _ = found
             scope.branches.pop(task, None)
             if self.run_cancelled and scope.in_clean_up and scope.parent is not None and _is_broken_branch(task):
-                scope.parent.hear()  # before whoever waits for it goes on
+                scope.parent.hear()  # before the code that waits for the task goes on
 
     is_run_loop = True  # for code that cannot know this class: see `flow.scope.outside_any_run`
 
@@ -323,7 +323,7 @@ class RunLoop(asyncio.AbstractEventLoop):
     def is_closed(self) -> bool:
         return self._closed
 
-    get_debug = staticmethod(bool)  # False, and no Python code: every future asks
+    get_debug = staticmethod(bool)  # returns False without Python code: every future calls it
 
     def get_task_factory(self) -> None:
         return None
@@ -339,13 +339,13 @@ class RunLoop(asyncio.AbstractEventLoop):
 
 
 def _is_broken_branch(task: Any) -> bool:
-    """Whether a task of flow code's own making has ended with an error. To ask for it would count as having dealt with it."""
+    """Whether a task that flow code has made has ended with an error. task.exception() would mark that as retrieved."""
     return task.is_branch and (task.cancelled() or task._exception is not None)  # noqa: SLF001
 
 
 def close_generator(generator: AsyncGenerator[Any, Any]) -> None:
-    """An async generator of flow code that nobody reads to its end is being deleted: its clean-up is flow code as well. Unless
-    the garbage collector does it, at some moment of its own, in the midst of other code."""
+    """An async generator that flow code has not read to its end is being deleted. Its clean-up is flow code as well,
+    and becomes a task; but not if the garbage collector deletes it, which may happen during any other code."""
     scope = CURRENT.get()
     loop = scope.run.loop if type(scope) is Scope and not garbage.runs_this() else None
     if isinstance(loop, RunLoop) and loop.driven and not loop.is_closed():
@@ -353,18 +353,18 @@ def close_generator(generator: AsyncGenerator[Any, Any]) -> None:
 
 
 def _throw(task: FlowTask[Any], reason: str) -> bool:
-    """Raise Unwind in a task's code, again and again while its clean-up waits for something."""
+    """Raise Unwind in a task's code, again while its clean-up waits for something. Returns whether it has ended."""
     coro: Any = task.get_coro()
     task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001 - it never ends: asyncio would complain
     for _ in range(MOST_THROWS):
         try:
             coro.throw(Unwind(reason))
-        except BaseException:  # noqa: BLE001 - it has ended, and how is nobody's business any more
+        except BaseException:  # noqa: BLE001 - the code has ended, and how does not matter any more
             return True
     return False
 
 
-# Everything else that an event loop can do: I/O, threads, signals, and being run by somebody else.
+# Refuse everything else that an event loop can do: I/O, threads, signals, and being run by other code.
 for _name in sorted(vars(asyncio.AbstractEventLoop)):
     if not _name.startswith("_") and _name not in vars(RunLoop):
         setattr(RunLoop, _name, refused_calls.call_of(_name))

@@ -1,9 +1,9 @@
 """Which event loop is the running one in the program's thread: the program's own, or that of the run whose flow code is being
 executed.
 
-Changing it costs as much as a tenth of a short step, so it is changed no more often than necessary. Executing a run's ready code
-makes the run's loop the running one and leaves it so, for the next run of a batch to replace. Code that needs the program's loop
-again, or returns to the program, calls `give_back` first.
+Changing it costs as much as a tenth of a short step, so it is changed no more often than necessary. Executing a run's
+ready code makes the run's loop the running one. It stays so until the next run of a batch replaces it. Code that needs
+the program's loop again, or returns to the program, calls `give_back` first.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class RunningLoop:
         bodies: Bodies,
     ) -> None:
         self._outer = outer
-        self._hooks: Any = (None, None)  # what the program does with async generators,
-        self._on_dropped = on_dropped  # and what is done with those that flow code does not read to their end
+        self._hooks: Any = (None, None)  # the program's own hooks for async generators
+        self._on_dropped = on_dropped  # the hook for those that flow code does not read to their end
         self._watch = watch
         self._bodies = bodies
-        self.executing: Executing | None = None  # the run's loop that has it
-        self.batch = False  # other runs are about to have it: `give_back` is called after the last
+        self.executing: Executing | None = None  # the run's loop that is the running one
+        self.batch = False  # other runs are about to be executed: `give_back` is called after the last
 
     def enter(self, loop: Any) -> None:
         """Flow code of this run is executed next, and async generators that it begins are its own."""

@@ -1,13 +1,14 @@
 """A bounded number of threads for sync code, made when they are needed.
 
-Daemons, because a step that never returns must not keep the process from exiting. What bounds them is the number of `Slot`s:
-whoever has one may have a thread execute something. Code cannot be stopped; when nobody waits for it any more (its timeout has
-passed, its run was cancelled or has left memory), its slot is given back all the same, and its thread is counted as abandoned
-until it ends: else a few steps that hang would end all sync work of the process.
+The threads are daemons, because a step that never returns must not keep the process from exiting. The number of `Slot`s
+bounds them: with a slot, a thread may execute something. Code in a thread cannot be stopped. When nothing waits for it
+any more (its timeout has passed, its run was cancelled or has left memory), its slot is given back all the same, and
+its thread is counted as abandoned until it ends. Otherwise a few steps that hang would stop all sync work of the
+process.
 
-A system may refuse a thread ("can't start new thread"). That is a lack of room and no failure: whoever wanted one waits, until a
-thread comes free or the system gives one; it is asked again after pauses that grow. A step has its thread before its attempt
-begins, so that its time does not run meanwhile.
+The system may refuse a thread ("can't start new thread"). That is no failure: the code waits until a thread becomes
+free or the system gives one. The pool tries again after pauses that grow. A step has its thread before its attempt
+begins, so that its timeout does not run meanwhile.
 """
 
 from __future__ import annotations
@@ -30,32 +31,32 @@ T = TypeVar("T")
 IDLE_SECONDS = 10.0
 
 
-Worker = queue.SimpleQueue["Job | None"]  # of a thread: what it executes next; None: look again
+Worker = queue.SimpleQueue["Job | None"]  # a thread's queue: what it executes next; None: look again
 
 
 class Slot:
-    """The right to have one thread execute something. Given back once, by whoever comes first; from any thread."""
+    """The right to have one thread execute something. Any thread may release it. Only the first release counts."""
 
     __slots__ = ("_held", "_pool", "bounded", "worker")
 
     def __init__(self, pool: Threads, *, bounded: bool = True) -> None:
         self._pool = pool
         self._held = True
-        self.bounded = bounded  # False: it is none of the limited number
-        self.worker: Worker | None = None  # a thread that waits for what it shall execute
+        self.bounded = bounded  # False: it is not one of the limited number
+        self.worker: Worker | None = None  # a thread that is kept for what the slot will execute
 
     def release(self) -> None:
         if self._pool.reclaim(self) and self.bounded:
             self._pool.pass_on()
 
     def drop(self) -> bool:
-        """Under the pool's lock: whether it was held until now."""
-        held, self._held = self._held, False
-        return held
+        """Under the pool's lock: give it back. Returns whether it was in use until now."""
+        in_use, self._held = self._held, False
+        return in_use
 
 
 class Job:
-    """Something that a thread executes, with the slot it needs for that; None: it needs none."""
+    """Something that a thread executes, with the slot that it needs for that; None: it needs no slot."""
 
     __slots__ = ("_abandoned", "_begun", "_ended", "_pool", "_work", "slot", "waits", "what")
 
@@ -63,17 +64,14 @@ class Job:
         self._pool = pool
         self._work: Callable[[], None] | None = work
         self.slot = slot
-        self.waits: Callable[[Worker], None] | None = None  # called with a thread, where the system had none at once
+        self.waits: Callable[[Worker], None] | None = None  # called with a thread, if the system refused one at first
         self.what = what
         self._abandoned = self._begun = self._ended = False
 
     def run(self) -> None:
-        """In a thread, once."""
-        work, self._work, self.waits = (
-            self._work,
-            None,
-            None,
-        )  # or whoever keeps the job, and is kept by its work, would be garbage
+        """Called in a thread, once."""
+        # Cleared, because an object that keeps the job, and that the work refers to, would be in a reference cycle.
+        work, self._work, self.waits = self._work, None, None
         assert work is not None
         work()
         del work
@@ -81,7 +79,7 @@ class Job:
             log(logging.INFO, Token.THREAD_ABANDONED, f"{self.what}: the thread that nobody waited for has ended")
 
     def abandon(self) -> None:
-        """Nobody waits for it any more. If it is being executed, it goes on, but others need not wait for its slot."""
+        """Nothing waits for it any more. If it is being executed, it goes on, but others need not wait for its slot."""
         if self._pool.abandon(self):
             log(
                 logging.WARNING,
@@ -92,17 +90,17 @@ class Job:
             self.slot.release()
 
     def begin(self) -> bool:
-        """Under the pool's lock: a thread is there for it. Whether anybody still wants it."""
+        """Under the pool's lock: there is a thread for it. Returns whether it is still wanted."""
         self._begun = not self._abandoned
         return self._begun
 
     def end(self) -> bool:
-        """Under the pool's lock: it has ended. Whether it had been abandoned."""
+        """Under the pool's lock: it has ended. Returns whether it had been abandoned."""
         self._ended = True
         return self._abandoned
 
     def leave(self) -> bool:
-        """Under the pool's lock: whether code that is being executed is abandoned by this."""
+        """Under the pool's lock: abandon it. Returns whether this abandons code that is being executed."""
         if self._ended or self._abandoned:
             return False
         self._abandoned = True
@@ -114,15 +112,15 @@ class Threads:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: int) -> None:
         self.loop = loop
-        self.abandoned = 0  # threads whose work nobody waits for any more, and which have not ended
+        self.abandoned = 0  # threads whose work nothing waits for any more, and which have not ended
         self._limit = limit
         self._free = limit  # slots
         self._lock = threading.Lock()
         self._idle: deque[Worker] = deque()
-        self._waiting: deque[Callable[[Slot], None]] = deque()  # for a slot, in the order of asking
-        self._refused: deque[Callable[[Worker], None]] = deque()  # wait for a thread that the system has refused
-        self._refusing = False  # and it was said that it does
-        self._pause = RetryPause()  # before it is asked again
+        self._waiting: deque[Callable[[Slot], None]] = deque()  # those that wait for a slot, in order
+        self._refused: deque[Callable[[Worker], None]] = deque()  # those that wait for a thread, in order
+        self._refusing = False  # whether it was logged that the system refuses threads
+        self._pause = RetryPause()  # before the next try
         self._timer: asyncio.TimerHandle | None = None
 
     # ---- slots
@@ -151,7 +149,7 @@ class Threads:
         go(Slot(self))
 
     async def slot(self, *, bounded: bool = True) -> Slot:
-        """Wait for a slot, if they are bounded, and for a thread, which is kept for whoever has the slot."""
+        """Wait for a slot, if it is bounded, and for a thread, which is kept for the slot."""
         slot = await self._free_slot() if bounded else Slot(self, bounded=False)
         slot.worker = self._idle_or_new()
         if slot.worker is None:
@@ -161,7 +159,7 @@ class Threads:
                 slot.worker = await given
             except asyncio.CancelledError:
                 self._wait_no_more(go)
-                if given.done() and not given.cancelled():  # it came in the same moment
+                if given.done() and not given.cancelled():  # the thread came in the same moment
                     slot.worker = given.result()
                 slot.release()
                 raise
@@ -177,31 +175,31 @@ class Threads:
         try:
             return await given
         except asyncio.CancelledError:
-            if given.done() and not given.cancelled():  # it came in the same moment
+            if given.done() and not given.cancelled():  # the slot came in the same moment
                 given.result().release()
             raise
 
     def _give(self, given: asyncio.Future[T], what: T, give_back: Callable[[T], None]) -> None:
         def give() -> None:
-            if given.done():  # cancelled: whoever wanted it does no more
+            if given.done():  # cancelled: it is no longer wanted
                 give_back(what)
             else:
                 given.set_result(what)
 
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants anything any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is wanted any more
             self.loop.call_soon_threadsafe(give)
 
     def reclaim(self, slot: Slot) -> bool:
         with self._lock:
             worker, slot.worker = slot.worker, None
-            held = slot.drop()
-        if worker is not None:  # it was kept for nothing
+            in_use = slot.drop()
+        if worker is not None:  # it was kept, and not used
             self._rest(worker)
-            worker.put(None)  # it waits without a limit, perhaps
-        return held
+            worker.put(None)  # it may be waiting without a time limit: let it look again
+        return in_use
 
     def pass_on(self) -> None:
-        """A slot was given back: to the next who waits for one."""
+        """A slot was given back: give it to the next that waits for one."""
         with self._lock:
             if not self._waiting:
                 self._free += 1
@@ -254,20 +252,20 @@ class Threads:
                     if jobs in self._idle:
                         self._idle.remove(jobs)
                         return
-                job = jobs.get()  # handed over in the last moment, or kept for somebody
+                job = jobs.get()  # a job comes in the last moment, or the thread is kept for a slot
             if job is None:
                 continue
             job.run()
             slot = job.slot
-            del job  # or an idle thread would keep the last flow's objects alive
+            del job  # otherwise an idle thread would keep the last flow's objects alive
             self._rest(jobs)
             if slot is not None:
-                slot.release()  # only now: so it is this thread that does what has waited for it
+                slot.release()  # only now, so that this thread does what has waited for the slot
 
     # ---- threads
 
     def _rest(self, worker: Worker) -> None:
-        """This thread has nothing to do: for whoever has waited longest for one."""
+        """This thread has nothing to do: give it to what has waited longest for one."""
         with self._lock:
             if not self._refused:
                 self._idle.append(worker)
@@ -276,10 +274,10 @@ class Threads:
         go(worker)
 
     def _idle_or_new(self) -> Worker | None:
-        """None: the system has no thread for us."""
+        """A thread. None: the system has refused one."""
         with self._lock:
             if self._refused:
-                return None  # others came first
+                return None  # others have waited longer
             if self._idle:
                 return self._idle.pop()
         return self._new()
@@ -306,7 +304,7 @@ class Threads:
         return go
 
     def _wait_no_more(self, go: Callable[[Worker], None]) -> None:
-        with self._lock, contextlib.suppress(ValueError):  # it has been called
+        with self._lock, contextlib.suppress(ValueError):  # `go` has been called
             self._refused.remove(go)
 
     def _ask_later(self) -> None:
@@ -314,7 +312,8 @@ class Threads:
             self._timer = self.loop.call_later(self._pause.next(), self._ask_again)
 
     def _ask_again(self) -> None:
-        """On the loop: for those who wait, a thread that has come free in the moment in which they began to, or new ones."""
+        """On the loop: find threads for those that wait. One may have become free in the moment in which they began to
+        wait. Otherwise try to start new ones."""
         self._timer = None
         while self._refused:
             with self._lock:
@@ -351,12 +350,13 @@ def report_end(
     fn: Callable[[], T],
     settled: Callable[[Callable[[], None]], None] | None = None,
 ) -> None:
-    """In a thread: run `fn`, and tell the loop how it ended. There, `settled` is called with what settles the future."""
+    """In a thread: run `fn`, and have the loop settle the future. If there is `settled`, the loop calls it instead,
+    with a function that settles the future."""
     result: Any = None
     error: BaseException | None = None
     try:
         result = fn()
-    except BaseException as caught:  # noqa: BLE001 - carried to whoever waits for it
+    except BaseException as caught:  # noqa: BLE001 - carried to the code that waits for it
         error = caught
 
     def end() -> None:
@@ -369,7 +369,7 @@ def report_end(
         else:
             future.set_exception(error)
 
-    with contextlib.suppress(RuntimeError):  # the loop is gone, and with it everybody who could want to know
+    with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing waits for this any more
         if settled is None:
             loop.call_soon_threadsafe(end)
         else:

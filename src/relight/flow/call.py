@@ -1,12 +1,12 @@
 """Call: an operation that flow code has asked for and not awaited yet.
 
-A step, a flow or a wait called in async flow code gives one of these. It is a coroutine as far as anybody can tell: it is
-awaited, or handed to gather, create_task or a TaskGroup. What it stands for begins when it is awaited, in the scope of the
-task that awaits it; until then it has done nothing, which is what a forgotten `await` looks like. So a run knows its calls
-that nobody has awaited, and where in the flow's code they were made.
+A step, a flow or a wait called in async flow code gives a Call. It behaves as a coroutine: the flow awaits it, or gives
+it to gather, create_task or a TaskGroup. The operation begins when the call is awaited, in the scope of the task that
+awaits it. A call that is never awaited does nothing: the flow has forgotten an `await`. So a run knows its unawaited
+calls, and where in the flow's code they were made.
 
-It hashes by where it was made and how many were made there before, not by address: asyncio.as_completed() puts what it is given
-into a set.
+A call's hash is made of its scope and its number in the scope, not of its address: asyncio.as_completed() puts calls
+into a set, whose order must be the same on replay.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Calls(Protocol):
 
 
 class Place(Protocol):
-    """The scope it is made in."""
+    """The scope in which a call is made."""
 
     path: str
     run_key: str
@@ -39,23 +39,25 @@ class Place(Protocol):
 
 
 class Call(msgspec.Struct, eq=False, weakref=True):
-    """A Struct, since one is made for every step: see `make`. Python takes it for a coroutine by its methods."""
+    """A Struct, for speed: every step makes one, see `make`. Its methods make it a coroutine for Python."""
 
     name: str
-    _code: CodeType  # where it was made: the line is worked out only when somebody wants to know. Early, since it is no data:
-    _instruction: int  # whoever takes a forgotten call for a payload is told so before it comes to the run
+    # Where it was made; `place` computes the line only on demand. It comes before the run among the fields because it
+    # is no data: if a flow passes a forgotten call as a payload, the search stops here and refuses the payload.
+    _code: CodeType
+    _instruction: int
     _unawaited: dict[int, Call]
-    _number: int  # in there
+    _number: int  # its key in `_unawaited`
     _scope: Place
     _count: int  # of calls in that scope
-    _args: tuple[Any, ...]  # of what awaiting it does
-    _begin: Callable[..., Any] | None = None  # which is this: it gives an iterator, or a coroutine
+    _args: tuple[Any, ...]  # of `_begin`
+    _begin: Callable[..., Any] | None = None  # what awaiting this call does: it gives an iterator, or a coroutine
     _iterator: Any = None
     _closed: bool = False
 
     @property
     def run_key(self) -> str:
-        """Of the (child) run whose code made it."""
+        """The key of the (child) run whose code made this call."""
         return self._scope.run_key
 
     @property
@@ -64,7 +66,7 @@ class Call(msgspec.Struct, eq=False, weakref=True):
 
     @property
     def place(self) -> str:
-        """Where it was made: "file:line"."""
+        """Where this call was made: "file:line"."""
         line = next((line for start, end, line in self._code.co_lines() if start <= self._instruction < end), None)
         return f"{self._code.co_filename}:{line or self._code.co_firstlineno}"
 
@@ -79,12 +81,12 @@ class Call(msgspec.Struct, eq=False, weakref=True):
             begun = self._begin(*args)
         except Unwind as error:
             if error.stubborn:
-                return garbage.for_ever()  # it will not be taken out of memory
+                return garbage.for_ever()  # the code catches every Unwind: it waits here until it is abandoned
             raise
         return begun.__await__() if type(begun) is CoroutineType else begun
 
     def refuse(self) -> NoReturn:
-        """It is awaited a second time, or too late."""
+        """Raise: this call is awaited a second time, or after its run has ended."""
         if self._closed:
             raise OutsideRunError(f"{self.name!r}, called in a flow, was awaited outside that flow's run")
         raise RuntimeError(f"cannot await {self.name!r} again: it was awaited already")
@@ -96,7 +98,7 @@ class Call(msgspec.Struct, eq=False, weakref=True):
         return iterator.send(value)
 
     def throw(self, *error: Any) -> Any:
-        if self._iterator is None:  # a task that was cancelled before it began
+        if self._iterator is None:  # its task was cancelled before it began
             self.close()
             raise error[0] if isinstance(error[0], BaseException) else error[1] or error[0]
         return self._iterator.throw(*error)
@@ -118,8 +120,8 @@ class Call(msgspec.Struct, eq=False, weakref=True):
 
 
 def make(run: Calls, name: str, scope: Place, depth: int, begin: Callable[..., Any], *args: Any) -> Call:
-    """The flow's code that asks for it is `depth` calls further out. Steps have the same in `Step.__call__`."""
-    frame = sys._getframe(depth + 1)  # noqa: SLF001 - the documented way, for all its underscore
+    """A call of an operation. The flow's code is `depth` frames further out. `Step.__call__` has the same lines."""
+    frame = sys._getframe(depth + 1)  # noqa: SLF001 - documented, despite its underscore
     scope.calls += 1
     number = next(run.numbers)
     call = Call(

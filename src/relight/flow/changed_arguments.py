@@ -1,7 +1,7 @@
 """Which argument of a step has changed since it was recorded, and what to do about it.
 
-The journal keeps no arguments, only digests: one of all of them, and a short one of each where there are several (`parts`). So an
-argument can be named, and its value of today looked at; its value of before is not known.
+The journal keeps no arguments, only digests: one of all arguments, and a short one of each if there are several
+(`parts`). So the changed argument can be named, and its present value examined. Its recorded value is not known.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def changed_arguments(
     recorded: Sequence[int],
     today: Sequence[int],
 ) -> tuple[str, str]:
-    """What to say: which have changed ("argument 'at' changed"), and a sentence about how that may have come, or ""."""
+    """Two texts: which arguments have changed ("argument 'at' changed"), and a sentence on the likely cause, or ""."""
     bound = codec.bind(args, kwargs)
     names = list(bound)
     compared = [name for name in names if name not in codec.volatile]
     if len(recorded) == len(today) == len(names):
         named = [name for name, before, now in zip(names, recorded, today, strict=True) if before != now]
-    else:  # a version that did not record them
+    else:  # recorded by a version that did not record the parts
         named = compared if len(compared) == 1 else []
     hint = _hint({name: bound[name] for name in named or compared})
     if not named:
@@ -65,5 +65,5 @@ def _looks_like_a_time(value: Any) -> bool:
 def _written(value: Any) -> bytes:
     try:
         return canonical(value)
-    except Exception:  # noqa: BLE001 - this is for a hint, and values are anything
+    except Exception:  # noqa: BLE001 - a hint must not fail, and values may be anything
         return b""

@@ -33,7 +33,7 @@ _NAME = re.compile(r"[^\s/:\[\]@$~\x00-\x1f][^/:\[\]@$~\x00-\x1f]{0,99}")
 
 
 class Definition(Generic[P, R_co]):
-    """What flows and steps have in common: a function, a name, its codecs and options. P is what it takes, R_co its result."""
+    """What flows and steps have in common: function, name, codecs and options. P: its parameters, R_co: its result."""
 
     kind = "function"
 
@@ -59,7 +59,7 @@ class Definition(Generic[P, R_co]):
 
     @property
     def place(self) -> str:
-        """Where it is defined: "file:line"."""
+        """Where the function is defined: "file:line"."""
         code = self.fn.__code__
         return f"{code.co_filename}:{code.co_firstlineno}"
 
@@ -97,7 +97,7 @@ class Step(Definition[P, R_co]):
         if on_crash not in ("rerun", "fail"):
             raise DefinitionError(f"{self.what}: on_crash takes 'rerun' or 'fail', not {on_crash!r}")
         self.on_crash = on_crash
-        # Nothing to remember but the result: the short way through execution.
+        # Such a step has nothing but its result to record: it is executed in the short way.
         self.plain = retry is None and timeout is None and on_crash == "rerun" and self.is_async
         REGISTRY.add_step(self)
 
@@ -115,7 +115,7 @@ class Step(Definition[P, R_co]):
         run, frame = scope.run, sys._getframe(1)  # noqa: SLF001 - the flow's code
         scope.calls = count = scope.calls + 1
         number = next(run.numbers)
-        # As call.make() does, without another call of our own: this is every step.
+        # The same as call.make(), inlined: every step comes through here, and a function call costs time.
         call = run.unawaited[number] = run.step_call(
             self.name,
             frame.f_code,
@@ -152,14 +152,14 @@ class Flow(Definition[P, R_co]):
     def with_id(self, run_id: str | None) -> FlowWithId[P, R_co]:
         """This flow, to be started as the run of that id: `rl.start(checkout.with_id("order-42"), order)`.
 
-        `start`, `run` and `spawn` take it in the place of a flow. With None, Relight makes an id, as it does for a flow alone.
-        The id does not stand among the flow's arguments because type checkers could not tell it from them.
+        `start`, `run` and `spawn` accept it in the place of a flow. With None, Relight makes an id, as for a flow
+        alone. The id is not one of the flow's arguments, because type checkers could not tell it from them.
         """
         return FlowWithId(self, run_id)
 
 
 class FlowWithId(Generic[P, R_co]):
-    """A flow and the id of the run that it is to be started as. It cannot be called: a child run's id follows from its parent."""
+    """A flow, and the id of the run to start. It cannot be called: a child run's id follows from its parent's."""
 
     __slots__ = ("flow", "run_id")
 
@@ -172,7 +172,7 @@ class FlowWithId(Generic[P, R_co]):
 
 
 def without_id(flow: object, run_id: Any) -> tuple[object, str | None]:
-    """What was given as a flow, and the run's id: of `with_id`, or given by keyword."""
+    """Separate what the caller gave as a flow from the run's id, which is that of `with_id` or the keyword's."""
     if not isinstance(flow, FlowWithId):
         return flow, run_id
     if run_id is not None:
@@ -181,7 +181,7 @@ def without_id(flow: object, run_id: Any) -> tuple[object, str | None]:
 
 
 def _parameters(step: Step[..., Any], volatile: Collection[str]) -> frozenset[str]:
-    """The names of parameters, as a user gave them."""
+    """Check the names of parameters that a user gave."""
     known = inspect.signature(step.fn).parameters
     if isinstance(volatile, str) or not all(name in known for name in volatile):
         takes = ", ".join(known) or "none"
@@ -190,7 +190,7 @@ def _parameters(step: Step[..., Any], volatile: Collection[str]) -> frozenset[st
 
 
 def return_annotation(fn: Callable[..., Any]) -> Any:
-    """What a function says it returns; Any where it says nothing."""
+    """A function's return annotation; Any if it has none."""
     return resolve(fn, getattr(inspect.unwrap(fn), "__annotations__", {}).get("return", inspect.Parameter.empty))
 
 
@@ -219,12 +219,14 @@ def step(
 ) -> Any:
     """Make a function a step: `@step` or `@step(retry=Retry(3), timeout="30s", on_crash="fail", name="charge")`.
 
-    A crash while it runs repeats it, once per crash; `on_crash="fail"` forbids that: its start is journaled first, and
-    recovery raises StepInterruptedError in the flow instead. A timeout counts from the attempt's first start, also across a
-    crash. A sync step that outlives its timeout is abandoned, not stopped: Python cannot stop a thread.
+    A step that is running when its process crashes is executed again, once per crash. `on_crash="fail"` forbids that:
+    the step's start is journaled first, and after a crash recovery raises StepInterruptedError in the flow. A timeout
+    counts from the attempt's first start, also across a crash. A sync step that outlives its timeout is abandoned, not
+    stopped, because Python cannot stop a thread.
 
-    On replay a step must be asked for with the arguments it was recorded with, or the run is held. `volatile` names parameters
-    that are not compared: what differs each time, or is large and follows from the rest (an agent's whole conversation).
+    On replay the flow must ask for a step with the recorded arguments, otherwise the run is held. `volatile` names
+    parameters that are not compared: those that differ each time, or are large and follow from the rest (an agent's
+    whole conversation).
     """
     if fn is None:
         return lambda f: Step(f, name, retry, timeout, on_crash, volatile)
@@ -254,8 +256,8 @@ def flow(
 ) -> Any:
     """Make a function a flow: `@flow` or `@flow(name="checkout", retry=Retry(3), timeout="1d", resumable=True)`.
 
-    A retried flow keeps the steps it finished. `timeout` counts from the run's creation. A flow that is not resumable is
-    failed by recovery instead of resumed.
+    A retried flow keeps the steps it finished. `timeout` counts from the run's creation. With `resumable=False`,
+    recovery fails an interrupted run instead of resuming it.
     """
 
     def make(f: Callable[..., Any]) -> Flow[..., Any]:
@@ -267,7 +269,7 @@ def flow(
 
 
 if TYPE_CHECKING:
-    # Names for the type checkers only: at run time there are Step and Flow, whatever function they have.
+    # Names for type checkers only: at run time there are only Step and Flow, for sync and async functions.
 
     class SyncStep(Step[P, R_co]):
         """A step that is a sync function."""

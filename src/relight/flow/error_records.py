@@ -1,13 +1,12 @@
 """Exceptions as data: recorded when a step fails, rebuilt when its failure is replayed.
 
-A rebuilt exception is of the same class, says the same and carries the same attributes, as far as these are
-data, so that `except PaymentDeclined as e: if e.code == 51` in a flow goes the same way live and replayed.
-Its traceback is text, in a note. Causes and contexts are in that text only.
+A rebuilt exception has the same class, the same message and the same attributes, as far as these are data, so that
+`except PaymentDeclined as e: if e.code == 51` in a flow does the same live and replayed. Its traceback is text, in a
+note. Causes and contexts are in that text only.
 
-Nothing is imported to find a class, and no constructor has to accept arguments that it was not made for. A
-class that is gone (renamed, local to a function, of a script that ran as __main__) is replaced by a StepError
-that is also an instance of its nearest base that is still there, so that `except ValueError` keeps catching
-it.
+Nothing is imported to find a class, and no constructor has to accept arguments that it was not made for. If a class
+is gone (renamed, local to a function, of a script that ran as __main__), a StepError replaces it. The StepError is
+also an instance of the nearest base class that still exists, so that `except ValueError` still catches it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from relight.errors import StepError
 from relight.flow.survival import LOST, plain_copy
 from relight.model.journal import ErrorRecord
 
-MAX_TEXT_CHARS = 16 * 1024  # of a message or traceback; of a longer one, head and tail are kept
+MAX_TEXT_CHARS = 16 * 1024  # of a message or traceback; a longer one is cut in the middle
 MAX_DATA_BYTES = 64 * 1024  # of the arguments, and of each attribute
 MAX_NOTES = 20
 MAX_GROUP = 50  # members of an exception group, on each level
@@ -34,18 +33,18 @@ MAX_GROUP_DEPTH = 10
 
 _TRACEBACK_NOTE = "Traceback of the recorded exception:\n"
 
-# Kept among the attributes of a record. An attribute of a user's exception with such a name is not recorded.
+# Stored among the attributes of a record. An attribute of a user's exception with such a name is not recorded.
 _BASES = "__bases__"  # the names of its bases, nearest first, for when the class is gone
 _GROUP = "__group__"  # the records of an exception group's members
 
 
 def record_error(exc: BaseException) -> ErrorRecord:
-    """`exc` as data. Never fails, whatever `exc` does when it is asked about itself."""
+    """`exc` as data. Never fails, whatever the methods of `exc` do."""
     return _record(exc, MAX_GROUP_DEPTH)
 
 
 def rebuild_error(record: ErrorRecord) -> BaseException:
-    """An exception like the recorded one; a new one with each call, to be raised and chained freely."""
+    """An exception like the recorded one. Each call makes a new one, which may be raised and chained."""
     attributes = dict(record.attributes or {})
     bases: Any = attributes.pop(_BASES, [])
     group: Any = attributes.pop(_GROUP, None)
@@ -76,7 +75,7 @@ def _record(exc: BaseException, depth: int) -> ErrorRecord:
     if isinstance(exc, BaseExceptionGroup) and depth > 0:
         members = [_record(member, depth - 1) for member in exc.exceptions[:MAX_GROUP]]
         for member in members:
-            member.traceback = ""  # it is in the group's
+            member.traceback = ""  # the group's traceback has it
         kept[_GROUP] = {"message": _bounded(exc.message), "members": msgspec.to_builtins(members)}
     if bases := _bases_of(type(exc)):
         kept[_BASES] = bases
@@ -93,19 +92,19 @@ def _record(exc: BaseException, depth: int) -> ErrorRecord:
 def _bases_of(cls: type[BaseException]) -> list[str]:
     if issubclass(cls, _Substitute):
         return cls.recorded_bases
-    if cls.__module__ == "builtins":  # these stay
+    if cls.__module__ == "builtins":  # a built-in class will not be gone
         return []
     return [_name(base) for base in cls.__mro__[1:] if base not in (Exception, BaseException, object)]
 
 
 def _state(exc: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments and attributes. Some built-in classes keep more than their `args`, and tell it to pickle."""
+    """Arguments and attributes. Some built-in classes have more state than their `args`: `__reduce__` gives it."""
     args, attributes = exc.args, dict(getattr(exc, "__dict__", {}))
     try:
-        if not isinstance(type(exc).__reduce__, types.FunctionType):  # as built in, not a user's own idea
+        if not isinstance(type(exc).__reduce__, types.FunctionType):  # the built-in one, not a user's
             reduced: Any = exc.__reduce__()
             args, attributes = reduced[1], dict(reduced[2] or {}) if len(reduced) > 2 else {}
-    except Exception:  # noqa: BLE001 - then args and __dict__ have to do
+    except Exception:  # noqa: BLE001 - then args and __dict__ are used
         pass
     attributes.pop("__notes__", None)
     return tuple(args), {name: value for name, value in attributes.items() if isinstance(name, str)}
@@ -128,7 +127,7 @@ def _notes(exc: BaseException) -> list[str]:
 
 
 def _traceback(exc: BaseException) -> str:
-    """The first one: of an exception that was itself rebuilt, what was recorded then."""
+    """The traceback as text. If the exception was itself rebuilt, the text that was recorded first."""
     for note in _notes(exc):
         if note.startswith(_TRACEBACK_NOTE):
             return note.removeprefix(_TRACEBACK_NOTE)
@@ -139,7 +138,7 @@ def _traceback(exc: BaseException) -> str:
 
 
 def _bounded(text: str) -> str:
-    text = text.encode("utf-8", "backslashreplace").decode()  # file names may hold half surrogate pairs
+    text = text.encode("utf-8", "backslashreplace").decode()  # file names may contain half surrogate pairs
     if len(text) <= MAX_TEXT_CHARS:
         return text
     half = MAX_TEXT_CHARS // 2 - 40
@@ -150,8 +149,8 @@ def _bounded(text: str) -> str:
 
 
 def _find(name: str) -> type[Exception] | None:
-    """The exception class of that name, among the modules already imported; nothing is run to look for it. Only an Exception:
-    a record may come from outside, and a SystemExit or a CancelledError would end more than the step it is raised in."""
+    """The exception class of that name, among the modules already imported; the search runs no code. Only an Exception
+    is found: a record may come from outside, and a SystemExit or a CancelledError would end more than its step."""
     module_name, _, qualname = name.partition(":")
     found: Any = sys.modules.get(module_name)
     for part in qualname.split("."):
@@ -160,7 +159,7 @@ def _find(name: str) -> type[Exception] | None:
 
 
 class _Substitute:
-    """Mixed into the classes made here, to make and record their instances as what they stand for."""
+    """A base of the classes made here: their instances print and are recorded as the exceptions that they replace."""
 
     recorded_bases: ClassVar[list[str]] = []
     recorded_message = ""
@@ -170,10 +169,10 @@ class _Substitute:
 
 
 def _rebuild(cls: type[BaseException], record: ErrorRecord, attributes: dict[str, Any]) -> BaseException | None:
-    """An instance that says what the recorded one said; None if none can be made.
+    """An instance with the message of the recorded one; None if none can be made.
 
-    A constructor may want other arguments than `args`: `def __init__(self, order): super().__init__("no " + order)`.
-    So its outcome is judged by `args` and message; if they differ, the instance is made without calling it.
+    A constructor may need other arguments than `args`: `def __init__(self, order): super().__init__("no " + order)`.
+    So the `args` and message of what it makes are compared; if they differ, the instance is made without calling it.
     """
     ways: list[Callable[[], BaseException]] = []
     if record.args is not None:
@@ -197,8 +196,8 @@ def _rebuild(cls: type[BaseException], record: ErrorRecord, attributes: dict[str
 def _rebuild_group(cls: type[BaseException], group: dict[str, Any]) -> BaseException | None:
     members = [rebuild_error(member) for member in msgspec.convert(group["members"], list[ErrorRecord])]
     try:
-        return BaseExceptionGroup.__new__(cls, group["message"], members)  # type: ignore[type-var] # fails if it is none
-    except Exception:  # noqa: BLE001 - no group any more: it gets a stand-in
+        return BaseExceptionGroup.__new__(cls, group["message"], members)  # type: ignore[type-var] # may be no group
+    except Exception:  # noqa: BLE001 - the class is no group any more: a StepError replaces it
         return None
 
 
@@ -211,11 +210,11 @@ def _unconstructed(cls: type[BaseException], args: list[Any]) -> BaseException:
 
 
 def _stand_in(record: ErrorRecord, bases: list[str]) -> BaseException:
-    """A StepError that is also of the nearest base there is, for a class that is gone or makes no instances."""
+    """A StepError for a class that is gone or makes no instances; also an instance of the nearest base that exists."""
     for base in filter(None, map(_find, bases)):
         try:
             exc = _substitute((base,) if issubclass(base, StepError) else (StepError, base), record, bases)
-        except TypeError:  # the two cannot be one class
+        except TypeError:  # the two cannot be bases of one class
             continue
         _set_attributes(exc, {"type_name": record.type})
         return exc
@@ -223,7 +222,7 @@ def _stand_in(record: ErrorRecord, bases: list[str]) -> BaseException:
 
 
 def _substitute(parents: tuple[type, ...], record: ErrorRecord, bases: list[str]) -> BaseException:
-    """An instance of a class made for it, named like the recorded one, that says the recorded message."""
+    """An instance, with the recorded message, of a class that is made for it and named like the recorded one."""
     module, _, qualname = record.type.partition(":")
     names = {
         "__module__": module,
@@ -243,5 +242,5 @@ def _built_in_base(cls: type[BaseException]) -> Any:
 
 def _set_attributes(exc: BaseException, attributes: dict[str, Any]) -> None:
     for name, value in attributes.items():
-        with suppress(Exception):  # a property without a setter, say: then it follows from the others
+        with suppress(Exception):  # a property without a setter, for example, follows from the others
             setattr(exc, name, value)

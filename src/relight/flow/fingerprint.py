@@ -1,12 +1,12 @@
-"""Fingerprints: whether a function, or a value, is still the one that the journal speaks of.
+"""Fingerprints: whether a function, or a value, is still the one that was recorded in the journal.
 
-A function's fingerprint is over what its source means, not how it looks: its syntax tree without positions,
-comments, docstrings, its own name and its decorators (their options are passed apart). Parameters, defaults
-and annotations count, since annotations decide how payloads are read. What the function calls does not count,
-nor the values in its closure.
+A function's fingerprint is made of the meaning of its source, not of its layout: its syntax tree without positions,
+comments, docstrings, its own name and its decorators (their options are passed separately). Parameters, defaults and
+annotations count, because annotations decide how payloads are read. The functions that it calls do not count, nor the
+values in its closure.
 
-The tree is written out in a form of its own and not by `ast.dump`, whose output changes between versions of
-Python: an upgrade must not look like a change of every step.
+The tree is not written by `ast.dump`, whose output changes between versions of Python: an upgrade of Python would
+look like a change of every step.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ try:  # OpenSSL's setup in hashlib.md5 takes twice as long as a short text's dig
     from _md5 import md5  # type: ignore[import-not-found] # in CPython, not in typeshed
 
     fast_md5: Callable[[bytes], Any] = md5
-except ImportError:  # a build without it, as some for FIPS are: the same digest, slower
+except ImportError:  # a build of Python without _md5, such as some for FIPS: the same digest, slower
     fast_md5 = partial(hashlib.md5, usedforsecurity=False)
 
 _bodies: weakref.WeakKeyDictionary[Callable[..., Any], str] = weakref.WeakKeyDictionary()
 
 
 def text_digest(data: bytes) -> str:
-    """16 hex digits (64 bits) of `data`, equal in every process; the cheapest that the standard library has.
+    """16 hex digits (64 bits) of `data`, the same in every process, by the fastest hash of the standard library.
 
-    For telling inputs apart, not for security. Of 50 bytes MD5 takes 0.3 µs, BLAKE2b 0.45 µs, SHA-256 0.6 µs.
+    It is for comparing inputs, not for security. For 50 bytes MD5 takes 0.3 µs, BLAKE2b 0.45 µs, SHA-256 0.6 µs.
     """
     return fast_md5(data).hexdigest()[:16]  # type: ignore[no-any-return] # see the import
 
 
 def function_fingerprint(fn: Callable[..., Any], options: Mapping[str, object]) -> str:
-    """16 hex digits over the normalised source of `fn`, which is looked at once, and its options.
+    """16 hex digits of the normalised source of `fn`, which is read once, and of its options.
 
-    Where there is no source (exec, some shells; several lambdas on a line), the bytecode serves: stable
-    between processes, but not between versions of Python. The source is read when it is first asked for: if
-    the file has changed since it was imported, the fingerprint is that of the file.
+    If there is no source (exec, some shells; several lambdas on a line), the bytecode is used: it is the same in all
+    processes, but not in all versions of Python. The source is read on first use: if the file has changed since it was
+    imported, the fingerprint is that of the file.
     """
     try:
         body = _bodies.get(fn)
@@ -77,7 +77,7 @@ def _body_of(fn: Callable[..., Any]) -> str:
 
 
 def _node_of(fn: types.FunctionType) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | None:
-    """The syntax tree of `fn`; None if its source is not there, or not certainly its own."""
+    """The syntax tree of `fn`; None if there is no source, or it may be another function's."""
     try:
         tree = _parse(textwrap.dedent(inspect.getsource(fn)))
     except (OSError, TypeError, SyntaxError, ValueError):  # a lambda's line may be half a statement
@@ -93,13 +93,13 @@ def _node_of(fn: types.FunctionType) -> ast.FunctionDef | ast.AsyncFunctionDef |
 
 
 def _parse(source: str) -> ast.Module:
-    """CPython (3.11 to 3.13) counts how deep a tree is for all its threads together, and fails if somebody else has parsed
-    something meanwhile: a thread, or a traceback that is printed for what the garbage collector has just found."""
+    """`ast.parse`, with a second try. CPython (3.11 to 3.13) has one counter of the tree's depth for all threads. It
+    fails if a thread, or a traceback printed during a garbage collection, has parsed something meanwhile."""
     try:
         return ast.parse(source)
     except SystemError:
         collecting = gc.isenabled()
-        gc.disable()  # nothing but it lets others in
+        gc.disable()  # only a garbage collection lets other code run during the parse
         try:
             return ast.parse(source)
         finally:
@@ -131,7 +131,7 @@ def _shape(part: Any) -> str:
     return _constant(part)
 
 
-_NO_MEANING = frozenset({"ctx", "kind", "type_comment"})  # read or written is told by the place; u"" is ""; a comment
+_NO_MEANING = frozenset({"ctx", "kind", "type_comment"})  # `ctx` follows from the position; u"" is ""; a comment
 
 
 # ---- from bytecode
@@ -163,7 +163,7 @@ def _constant(value: Any) -> str:
 
 
 def _describe(value: Any) -> str:
-    """Data as it is; classes and functions by name; other objects, having no stable text, by their class."""
+    """Data as it is; classes and functions by name; other objects by their class, because they have no stable text."""
     return msgspec.json.encode(_plain(value), order="deterministic").decode()
 
 

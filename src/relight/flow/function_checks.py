@@ -1,7 +1,7 @@
-"""What `@flow` and `@step` take: a function that is written down somewhere, so that the next process has it as well.
+"""What `@flow` and `@step` accept: a function in a source file, so that the next process has it as well.
 
-Whatever else can be called is refused where it is decorated, with a sentence that says what to write instead. A function
-inside another one is taken: it is there again as soon as the outer one has been called.
+Every other callable is refused where it is decorated, with a sentence that says what to write instead. A function
+inside another function is accepted: the next process has it as soon as the outer function has been called.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _INSTEAD = "write a function (def or async def) that calls it, and decorate that
 
 
 def check_function(kind: str, fn: Any, name: str | None) -> None:
-    """DefinitionError unless `fn` can be a step or flow (`kind`). `name` is the one that its decorator was given."""
+    """DefinitionError unless `fn` can be a step or flow (`kind`). `name` is the decorator's argument."""
     problem = _not_a_function(kind, fn) if not inspect.isfunction(fn) else _wrong_function(kind, fn, name)
     if problem:
         raise DefinitionError(f"@{kind} {_shown(fn)}: {problem}")
@@ -31,7 +31,7 @@ def _wrong_function(kind: str, fn: Callable[..., Any], name: str | None) -> str:
     if inspect.isgeneratorfunction(fn):
         return "a generator has no single result; return a list"
     if fn.__name__ == "<lambda>" and name is None:
-        return "a lambda has no name that the journal could know it by; write a def, or give it one with name="
+        return "a lambda has no name for the journal; write a def, or give it a name with name="
     outer, _, _ = fn.__qualname__.rpartition(".")
     parameters = signature_of(fn).parameters
     first = next(iter(parameters), "")
@@ -67,12 +67,12 @@ def _not_a_function(kind: str, fn: Any) -> str:
     if inspect.isroutine(fn):
         return f"a builtin has no code that could be compared after a change; {_INSTEAD}"
     if callable(fn):
-        return f"an object with __call__ is not there in the next process; {_INSTEAD}"
+        return f"an object with __call__ does not exist in the next process; {_INSTEAD}"
     return f"it takes a function; write @{kind} or @{kind}(name=..., retry=..., timeout=...) above a def"
 
 
 def _shown(fn: Any) -> str:
-    """As messages name it: by its name where it has one, with what it is otherwise."""
+    """The name of `fn` for messages; its type and repr if it has no name."""
     if inspect.isfunction(fn) or inspect.ismethod(fn) or inspect.isclass(fn) or inspect.isbuiltin(fn):
         return fn.__qualname__
     return f"{type(fn).__name__} {fn!r}"

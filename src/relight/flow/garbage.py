@@ -1,9 +1,9 @@
 """Flow code that the garbage collector runs.
 
-A coroutine that somebody began and lost in a reference cycle is ended by the collector, which raises GeneratorExit in it and so
-runs its clean-up: whenever it happens to look, in the midst of any other code, of another run perhaps. What that clean-up asks
-for must not be done in the name of whoever was interrupted. So it waits for ever, whereupon Python gives the coroutine up and
-says so (`sys.unraisablehook`).
+If a begun coroutine is lost in a reference cycle, the garbage collector ends it: it raises GeneratorExit in the
+coroutine, which runs the coroutine's clean-up code. That can happen in the midst of any other code, perhaps of another
+run. An operation that the clean-up code asks for must not be done for the run that was interrupted. So the operation
+waits for ever. Python then gives the coroutine up and reports it (`sys.unraisablehook`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 from relight.errors import OutsideRunError
 
-collector = 0  # the thread in which the collector is at work; 0: it is not
+collector = 0  # the thread in which the collector is running; 0: it is not running
 
 
 def watch() -> None:
-    """Know when the collector is at work, from now on."""
+    """From now on, `collector` says when the collector is running."""
     if _phase not in gc.callbacks:
         gc.callbacks.append(_phase)
 
@@ -30,18 +30,18 @@ def _phase(phase: str, info: dict[str, int]) -> None:
 
 
 def runs_this() -> bool:
-    """Whether the code that asks is run by the collector. Others go on meanwhile, in their own threads."""
+    """Whether the collector runs the calling code. Meanwhile other threads go on with code of their own."""
     return collector != 0 and collector == get_ident()
 
 
 def for_ever() -> Generator[Any, Any, Any]:
-    """Where code is left that nobody may let go on: it waits here, and is thrown away."""
+    """Code that must not go on waits here until Python throws it away."""
     while True:
         yield
 
 
 class NeverCalled:
-    """What an operation gives to such code."""
+    """What an operation returns to code that the collector runs."""
 
     __slots__ = ()
 
@@ -50,9 +50,9 @@ class NeverCalled:
 
 
 def refuse(name: str, in_sync_code: bool) -> NeverCalled:
-    """Instead of an operation called `name`."""
+    """Called instead of an operation called `name`."""
     if in_sync_code:
         raise OutsideRunError(
-            f"{name!r} was called by code that the garbage collector runs, which is of no run any more"
+            f"{name!r} was called by code that the garbage collector runs, which no longer belongs to a run"
         )
     return NeverCalled()

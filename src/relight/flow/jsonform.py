@@ -1,11 +1,9 @@
 """The JSON form of values: how a payload is written, and how an annotation reads it back.
 
-This module only converts. It does not judge whether a value survives (`survival`), and knows nothing of steps
-or flows.
+This module only converts. It does not decide whether a value survives (`survival`), nor know of steps or flows.
 
-Beyond what msgspec writes by itself come pydantic models (recognised by their methods: pydantic is never
-imported), paths, and subclasses of str, int and float. All others are unknown classes: `encode` raises
-TypeError for them.
+Besides what msgspec writes by itself, it writes pydantic models (recognised by their methods: pydantic is never
+imported), paths, and subclasses of str, int and float. For all other classes `encode` raises TypeError.
 """
 
 from __future__ import annotations
@@ -25,10 +23,9 @@ _SCALARS = (str, int, float)
 def canonical(value: Any, *, careful: bool = False) -> bytes:
     """The JSON of `value`, the same bytes for equal values in every process: dict keys and sets are sorted.
 
-    msgspec sorts sets by `<`, which orders sets of sets (and of classes that contain some) only partly, so
-    that their order would still depend on the process's hash seed. `careful` sorts by the elements' JSON
-    instead, in Python; ask for it where `has_unordered_sets` says so. What msgspec refuses to sort (sets of
-    enums, int keys) goes that way anyhow.
+    msgspec sorts sets by `<`, which orders sets of sets (and of classes that contain some) only partly: their order
+    would still depend on the process's hash seed. `careful` sorts by the elements' JSON instead, in Python; use it
+    where `has_unordered_sets` says so. What msgspec refuses to sort (sets of enums, int keys) is sorted so anyway.
     """
     if not careful:
         try:
@@ -39,7 +36,7 @@ def canonical(value: Any, *, careful: bool = False) -> bytes:
 
 
 def decoder(annotation: Any) -> Callable[[bytes], Any]:
-    """What reads JSON back as `annotation`. Raises where msgspec has no way to read it (some unions, say)."""
+    """A function that reads JSON back as `annotation`. Raises if msgspec cannot read such values (some unions)."""
     return msgspec.json.Decoder(annotation, dec_hook=_from_json).decode
 
 
@@ -49,13 +46,13 @@ def is_model(kind: type) -> bool:
 
 
 def dump_model(model: Any) -> Any:
-    """A pydantic model as plain JSON types, by names if `load_model` can ask for these, else by aliases."""
+    """A pydantic model as plain JSON types, by field names if `load_model` can read these, else by aliases."""
     kind: Any = type(model)
     return model.model_dump(mode="json", round_trip=True, by_alias=not _validates_by_name(kind), warnings=False)
 
 
 def load_model(kind: Any, plain: Any) -> Any:
-    """The inverse of `dump_model`. In JSON mode, for a strict model takes no str for a datetime otherwise."""
+    """The inverse of `dump_model`. In JSON mode, because a strict model accepts a str for a datetime only there."""
     data = encode(plain)
     if _validates_by_name(kind):
         return kind.model_validate_json(data, by_alias=False, by_name=True)
@@ -68,12 +65,12 @@ def _validates_by_name(kind: Any) -> bool:
 
 
 def _to_json(value: Any) -> Any:
-    """Asked by msgspec for what it does not know."""
+    """msgspec calls this for values of types that it does not know."""
     if is_model(type(value)):
         return dump_model(value)
     if isinstance(value, PurePath):
         return str(value)
-    if isinstance(value, str):  # the base's own method: a subclass may say something else about itself
+    if isinstance(value, str):  # by the base's method: a subclass may override it
         return str.__str__(value)
     if isinstance(value, int):
         return int.__int__(value)
@@ -88,7 +85,7 @@ def _to_sorted_json(value: Any) -> Any:
 
 
 def _from_json(annotation: Any, plain: Any) -> Any:
-    """Asked by msgspec for every annotation that it does not know."""
+    """msgspec calls this for every annotation that it does not know."""
     kind = get_origin(annotation) or annotation
     if isinstance(kind, type):
         if is_model(kind):
@@ -97,21 +94,21 @@ def _from_json(annotation: Any, plain: Any) -> Any:
             return kind(plain)
         if issubclass(kind, _SCALARS) and type(plain) in _SCALARS and issubclass(kind, type(plain)):
             return kind(plain)
-        if isinstance(plain, kind):  # an abstract one, such as Iterable[int]
+        if isinstance(plain, kind):  # an abstract type, such as Iterable[int]
             return plain
     raise NotImplementedError(f"`{annotation}` is nothing that JSON can be read as")
 
 
-# The JSON of a value, dicts in their own order. Lossy where JSON is: compare with what a decoder makes of it.
+# The JSON of a value, dicts in their own order. JSON may lose something: compare with what a decoder makes of it.
 encode = msgspec.json.Encoder(enc_hook=_to_json).encode
 _encode_sorted = msgspec.json.Encoder(enc_hook=_to_sorted_json, order="deterministic").encode
 
 
-# ---- sets in an order that no hash seed moves
+# ---- sets in an order that does not depend on the hash seed
 
 
 def _sort_sets(value: Any, plain: Any) -> Any:
-    """`plain`, the JSON types of `value`, with every list that was a set in `value` sorted by its elements'
+    """`plain`, which is `value` in JSON types, with every list that was a set in `value` sorted by its elements'
     JSON."""
     if getattr(type(value), "__pydantic_root_model__", False):
         value = value.root
@@ -120,7 +117,7 @@ def _sort_sets(value: Any, plain: Any) -> Any:
             return sorted((_sort_sets(v, p) for v, p in zip(value, plain, strict=False)), key=_encode_sorted)
         parts = _field_values(value) if isinstance(value, msgspec.Struct) else value
         if isinstance(parts, list | tuple):
-            tag = max(0, len(plain) - len(parts))  # of an array-like struct: it has no part in the value
+            tag = max(0, len(plain) - len(parts))  # of an array-like struct: the tag is no field
             return plain[:tag] + [_sort_sets(v, p) for v, p in zip(parts, plain[tag:], strict=False)]
         return plain
     if isinstance(plain, dict):
@@ -135,7 +132,7 @@ def _field_values(struct: msgspec.Struct) -> list[Any]:
 
 
 def _named_parts(value: Any) -> dict[str, Any]:
-    """The fields of an object by the names that its JSON has for them."""
+    """The fields of an object by their names in its JSON."""
     kind: Any = type(value)
     if isinstance(value, msgspec.Struct):
         return dict(zip(value.__struct_encode_fields__, _field_values(value), strict=True))
@@ -162,9 +159,9 @@ _ORDERED = (
 
 
 def has_unordered_sets(annotation: Any) -> bool:
-    """Whether values of `annotation` may hold sets that `<` does not bring into one order."""
+    """Whether values of `annotation` may contain sets that `<` does not sort completely."""
     seen: set[int] = set()
-    kept = []  # keeps ids in `seen` from being used again
+    kept = []  # keeps the objects alive, so that no id in `seen` is used again
     pending: list[Any] = [msgspec.inspect.type_info(annotation)]
     while pending:
         part = pending.pop()

@@ -1,7 +1,7 @@
 """What a flow may ask for besides steps: waiting, fanning out, spawning, and values that replay must see again.
 
-Each asks the live run around it. Outside a run they do the plain thing where there is one (sleep, foreach, now, …), so that
-flows unit-test as plain functions, and say clearly what is missing where there is none (wait_for, spawn).
+Each of them calls the live run around it. Outside a run, those with a plain meaning (sleep, foreach, now, …) just do
+that, so that a unit test can call a flow as a plain function. The others (wait_for, spawn) raise OutsideRunError.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ MISSING: Any = object()  # no default was given: a timeout raises
 
 
 def sleep(duration: Duration) -> SyncOrAsync[None]:
-    """Wait durably: `await sleep("3d")`, or `sleep("3d")` in a sync flow. The deadline survives crashes, memory is not held."""
+    """Wait durably: `await sleep("3d")`, or `sleep("3d")` in a sync flow. The deadline survives crashes. The run leaves
+    memory during a long sleep."""
     seconds = parse_duration(duration, "sleep()")
     scope = current_scope("sleep()")
     if scope is not None:
@@ -42,8 +43,8 @@ def sleep(duration: Duration) -> SyncOrAsync[None]:
     return block(seconds)  # type: ignore[return-value, func-returns-value]  # as above
 
 
-# The overloads that give `object` are for mypy. If the caller wants another type than there is, mypy passes over the first
-# overload that fits and takes the next: it must not be one that gives Any.
+# The overloads that give `object` are for mypy. If the caller wants another type than the result's, mypy skips the
+# first overload that fits and chooses the next. That one must not give Any, or the error would go unnoticed.
 
 
 @overload
@@ -57,8 +58,8 @@ def wait_for(name: str, type: Any = Any, timeout: Duration | None = None, defaul
 def wait_for(name: str, type: Any = Any, timeout: Duration | None = None, default: Any = MISSING) -> Any:  # noqa: A002 - reads best
     """Wait for a signal: `decision = await wait_for("approval", timeout="7d")`.
 
-    Signals of one name are taken in the order they were sent, also those sent before the flow waits. After `timeout` it
-    raises TimeoutError, or returns `default` when one is given. `type` decodes the payload, and is the type of the result.
+    Signals of one name are received in the order in which they were sent, also those sent before the flow waits. After
+    `timeout` this raises TimeoutError, or returns `default` if it is given. `type` is the type of payload and result.
     """
     try:
         check_name(name, "signal name")
@@ -80,11 +81,11 @@ def foreach(items: Iterable[T], each: Callable[[T], Awaitable[U]], concurrency: 
 @overload
 def foreach(items: Iterable[T], each: Callable[[T], U], concurrency: int = 1) -> SyncOrAsync[list[U]]: ...
 def foreach(items: Iterable[Any], each: Any, concurrency: int = 1) -> Any:
-    """Do `each` (a step, a flow or a function that calls them) for every item; the list of results, in order.
+    """Call `each` (a step, a flow or a function that calls them) for every item; the list of results, in order.
 
-    Progress is kept per item. After a crash a sequential foreach (concurrency=1) goes on after the longest prefix of items
-    that still match by position and content, a concurrent one keeps every finished item that still matches. The first
-    error stops the rest and is raised.
+    Progress is kept per item. After a crash, a sequential foreach (concurrency=1) goes on after the longest prefix of
+    items that still match by position and content. A concurrent foreach keeps every finished item that still matches.
+    The first error stops the remaining items and is raised.
     """
     if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
         raise DefinitionError(f"foreach(concurrency={concurrency!r}): give a whole number, 1 or more")
@@ -111,7 +112,7 @@ def parallel(*branches: Callable[[], T]) -> list[T]:
 
 
 class SpawnedRun(Generic[T]):
-    """A run of its own, started by a flow. Await it for its result (in a sync flow: `.result()`), or let it go."""
+    """A root run started by a flow. Await it for its result (in a sync flow: `.result()`), or leave it to itself."""
 
     __slots__ = ("_flow", "_scope", "id")
 
@@ -133,10 +134,10 @@ class SpawnedRun(Generic[T]):
 
 
 def spawn(flow: Flow[P, T] | FlowWithId[P, T], *args: P.args, **kwargs: P.kwargs) -> SyncOrAsync[SpawnedRun[T]]:
-    """Start a run of its own, linked to this one: `child = await spawn(ship, order)`, later `await child` or let it go.
+    """Start a root run linked to this run: `child = await spawn(ship, order)`, later perhaps `await child`.
 
-    Spawning is part of this run's journal: after a crash the same call finds the same run. Cancelling this run cancels
-    it too; this run's end does not touch it. `spawn(ship.with_id("ship-7"), order)` gives it an id.
+    The spawn is in this run's journal: after a crash the same call finds the same run. Cancelling this run also cancels
+    the spawned run; the end of this run does not affect it. `spawn(ship.with_id("ship-7"), order)` gives it an id.
     """
     found, run_id = without_id(flow, kwargs.pop("id", None))
     if not isinstance(found, Flow):
@@ -152,9 +153,10 @@ def spawn(flow: Flow[P, T] | FlowWithId[P, T], *args: P.args, **kwargs: P.kwargs
 def continue_as(*args: Any, **kwargs: Any) -> NoReturn:
     """End this generation of the run and begin the next, with these arguments of its flow: `return continue_as(cursor)`.
 
-    For flows that loop for ever: the run keeps its id, its creation time (and so its timeout), and everything it was told and
-    has not taken yet; what this generation did is forgotten, in the same commit, so that the run does not grow. It does not
-    return: what it raises (ContinueAs) passes through `finally` blocks, as a return would. Only in the flow's own code.
+    For flows that loop for ever. The run keeps its id, its creation time (and so its timeout), and every message that
+    it has not received yet. The same commit deletes what this generation did, so that the run does not grow. The
+    function does not return: it raises ContinueAs, which passes through `finally` blocks, as a return would. Only for
+    the flow's own code.
     """
     scope = current_scope("continue_as()")
     if scope is None:
@@ -164,26 +166,26 @@ def continue_as(*args: Any, **kwargs: Any) -> NoReturn:
 
 
 def now() -> dt.datetime:
-    """The time (UTC) as this point of the flow saw it first; replay sees the same."""
+    """The time (UTC) when the flow first came to this point; replay gives the same time."""
     return _value("now")  # type: ignore[no-any-return]  # see VALUES
 
 
 def random() -> float:
-    """A random number in [0, 1) that replay sees again."""
+    """A random number in [0, 1); replay gives the same number."""
     return _value("random")  # type: ignore[no-any-return]
 
 
 def uuid() -> _uuid.UUID:
-    """A random UUID that replay sees again."""
+    """A random UUID; replay gives the same UUID."""
     return _value("uuid")  # type: ignore[no-any-return]
 
 
 def current_step() -> StepInfo:
-    """Inside a step's body: which step this is, and the idempotency key to hand to outside services."""
+    """Inside a step's body: which step this is, and its idempotency key, for outside services."""
     current = CURRENT.get()
     if type(current) is StepInfo:
         return current
-    raise OutsideRunError("current_step() answers only inside the body of a step that a run executes")
+    raise OutsideRunError("current_step() works only inside the body of a step that a run executes")
 
 
 # How each recorded value is made, and its type.
@@ -199,7 +201,7 @@ def _value(name: str) -> Any:
     refuse_foreign_thread(scope, f"{name}()")
     if type(scope) is Scope and not garbage.runs_this():
         return scope.run.value(scope, name)
-    # In no run, or inside a step, where the step's result is what counts: nothing to record.
+    # Nothing is recorded outside a run, nor inside a step, of which only the result is recorded.
     return VALUES[name][0](SYSTEM_CLOCK, SYSTEM_ENTROPY)
 
 

@@ -1,17 +1,16 @@
 """Payloads: values on their way into the journal and back.
 
-Rule 10: a payload is data. It is JSON, typed by the annotations of the function it belongs to, and a value
-that would not come back as it is gets refused here, when it is journaled, and not at recovery, when it is too
-late.
+Rule 10: a payload is data. It is JSON, typed by the annotations of the function it belongs to. A value that would
+not come back as it is is refused here, when it is journaled: at recovery it would be too late.
 
     ValueCodec       one value by one annotation: a step's result, a signal's payload
     ArgumentsCodec   a call's arguments by the signature: a flow's input, the digest of a step's input
     record_error, rebuild_error   exceptions (see `error_records`)
 
-`seal` returns the value as it will come back, decoded from the very bytes that are journaled. Go on with that
-one, and a flow sees the same live and replayed. What "the same" means is decided by `==`: a field that a
-class leaves out of its comparison may be lost, and an IntEnum without an annotation comes back (live, too) as
-the int that it equals. A set comes back equal, but its elements in any order: sort it before a flow walks it.
+`seal` returns the value as it will come back, decoded from the bytes that are journaled. The engine gives the flow
+that value, so that a flow sees the same live and replayed. "The same" is decided by `==`: a field that a class
+leaves out of its comparison may be lost, and an IntEnum without an annotation comes back (live, too) as the int
+that it equals. A set comes back equal, but with its elements in any order: sort it before a flow iterates over it.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ __all__ = ["ArgumentsCodec", "ErrorRecord", "ValueCodec", "rebuild_error", "reco
 
 _NULL = b"null"
 _UNLIMITED = sys.maxsize
-_PLAIN = frozenset({type(None), bool, int, str, float})  # exact types that are their own JSON (floats: finite ones)
+_PLAIN = frozenset({type(None), bool, int, str, float})  # exact types that JSON has (of the floats, the finite ones)
 
 
 class ValueCodec:
-    """Seals and opens values of one annotation; `what` says whose they are: "result of step 'charge'".
+    """Seals and opens values of one annotation; `what` names them in messages: "result of step 'charge'".
 
-    The annotation is looked at on first use, since it may name what is defined later. One that msgspec cannot
-    read by (an unresolved name, a union of two dataclasses) counts as Any; messages then say why.
+    The annotation is read on first use, because it may name what is defined later. An annotation that msgspec cannot
+    use (an unresolved name, a union of two dataclasses) counts as Any; messages then say why.
     """
 
     __slots__ = ("_as_is", "_decode", "_unordered", "_unusable", "annotation", "what")
@@ -53,13 +52,13 @@ class ValueCodec:
     def __init__(self, annotation: Any, what: str) -> None:
         self.annotation = Any if annotation is inspect.Parameter.empty else annotation
         self.what = what
-        self._as_is: frozenset[type] = frozenset()  # exact types that need no decoding to be known to survive
+        self._as_is: frozenset[type] = frozenset()  # exact types that survive for certain, without a check
         self._decode: Callable[[bytes], Any] | None = None
         self._unusable = ""  # why the annotation counts as Any
         self._unordered = False
 
     def seal(self, value: Any, max_bytes: int = _UNLIMITED) -> tuple[bytes, Any]:
-        """JSON of `value`, and the value that `open` makes of it; PayloadError if that is not the same."""
+        """JSON of `value`, and the value that `open` makes of it; PayloadError if the two are not the same."""
         if type(value) in self._as_is:
             if value is None:
                 return _NULL, None
@@ -74,7 +73,7 @@ class ValueCodec:
         return self._seal_by_annotation(value, max_bytes)
 
     def open(self, data: bytes | msgspec.Raw) -> Any:
-        """The value of what `seal` wrote. PayloadError if the annotation no longer fits it."""
+        """The value from the bytes that `seal` wrote. PayloadError if the annotation no longer fits it."""
         try:
             return (self._decode or self._prepare())(data)
         except Exception as error:
@@ -82,29 +81,29 @@ class ValueCodec:
             raise PayloadError(f"{self.name} does not read back as {kind}: {error}; was it changed?") from error
 
     def seal_canonically(self, value: Any, max_bytes: int = _UNLIMITED) -> bytes:
-        """As `seal`, in bytes that are equal for equal values: sorted keys and sets, and `1` for a float as
-        `1.0`."""
+        """As `seal`, in bytes that are equal for equal values: sorted keys and sets, and `1` for a float as `1.0`."""
         _, back = self.seal(value, max_bytes)
         return canonical(back, careful=self._unordered)
 
     def written(self, value: Any) -> bytes:
-        """What `outline` gives for most values that it accepts, at a fraction of the cost."""
+        """The same bytes as `outline` for most values that it accepts, at a fraction of the cost."""
         if self._decode is None:
             self._prepare()
         return canonical(value, careful=self._unordered)
 
     def outline(self, value: Any) -> bytes:
-        """Canonical JSON of what need not come back, only be told from other values: a step's argument.
+        """Canonical JSON of a value that is only compared and never read back: a step's argument.
 
-        Anything that is data will do, whatever the annotation says; PayloadError for the rest.
+        Every value that is data is accepted, whatever the annotation says; PayloadError for all others.
         """
         decode = self._decode or self._prepare()
         try:
             data = canonical(value, careful=self._unordered)
-            # Plain JSON, nearly always: an agent's whole conversation, perhaps, and this takes a tenth of what same() does.
+            # The value is nearly always plain JSON, and may be large (an agent's whole conversation). This comparison
+            # takes a tenth of the time of same().
             if _open_anything(data) == value or same(value, decode(data)):
                 return data
-        except Exception:  # noqa: BLE001 - the search below finds out, or accepts
+        except Exception:  # noqa: BLE001 - the search below finds the cause, or accepts
             pass
         search = ForeignSearch(bare=True)
         if loss := search.run(value):
@@ -147,19 +146,19 @@ class ValueCodec:
         self._as_is = _kinds_as_is(annotation)
         return decode
 
-    # ---- saying no
+    # ---- refusals
 
     @property
     def name(self) -> str:
-        """Whose value it is, in messages."""
+        """The name of the value in messages."""
         return self.what
 
     def place(self, path: str) -> str:
-        """Where in it: the beginning of a message about the part at `path`."""
+        """The beginning of a message about the part of the value at `path`."""
         return f"{self.what} cannot be journaled: at ${path}"
 
     def _refusal(self, value: Any, error: Exception) -> PayloadError:
-        """`value` cannot be written, or not be read again: look for the part that is to blame."""
+        """The error for a `value` that cannot be written or read again. It names the part that is the cause."""
         if loss := ForeignSearch(bare=False).run(value):
             return self._lost(loss)
         if isinstance(error, RecursionError):
@@ -192,7 +191,7 @@ def _too_large(what_is: str, size: int, max_bytes: int) -> PayloadError:
 
 
 def _kinds_as_is(annotation: Any) -> frozenset[type]:
-    """The exact types whose values come back through `annotation` as themselves, whatever they are."""
+    """The exact types of which every value comes back through `annotation` as itself."""
     if annotation is Any or annotation is object:
         return _PLAIN
     if annotation is None:
@@ -206,7 +205,7 @@ def _kinds_as_is(annotation: Any) -> frozenset[type]:
 
 
 class _ArgumentCodec(ValueCodec):
-    """Of one parameter of the function `what`."""
+    """The codec of one parameter of the function `what`."""
 
     __slots__ = ("parameter",)
 
@@ -225,7 +224,7 @@ class _ArgumentCodec(ValueCodec):
 class ArgumentsCodec:
     """Seals, opens and digests the arguments of `fn`; `what` names it: "flow 'checkout'".
 
-    The signature is looked at on first use, for its annotations may name what is defined later.
+    The signature is read on first use, because its annotations may name what is defined later.
     """
 
     __slots__ = ("_codecs", "_defaults", "_fewest", "_most", "_slots", "fn", "volatile", "what")
@@ -236,8 +235,8 @@ class ArgumentsCodec:
         self.volatile = volatile  # parameters that are no part of a digest
         self._slots: Slots | None = None
         self._codecs: list[_ArgumentCodec] = []
-        self._defaults: tuple[Any, ...] = ()  # one per slot, as they enter a digest
-        # How many positional arguments are a whole call; none, if there are slots that these cannot fill.
+        self._defaults: tuple[Any, ...] = ()  # one per slot, as digests use it
+        # A call with so many positional arguments is complete. If some slot takes no positional argument, no number is.
         self._fewest = 0
         self._most = -1
 
@@ -250,10 +249,10 @@ class ArgumentsCodec:
         }
 
     def seal(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], max_bytes: int = _UNLIMITED) -> bytes:
-        """The arguments as a JSON object, equal bytes for equal calls however they are spelled.
+        """The arguments as a JSON object: equal bytes for equal calls, with arguments by position or by keyword.
 
         Strict: a value that does not match its annotation is refused. A default that is no data (a client,
-        say) is left out if it was not passed: `open` takes it from the signature again.
+        for example) and was not passed is left out: `open` gets it from the signature again.
         """
         slots, values = self._fill(args, kwargs)
         sealed = {}
@@ -270,7 +269,7 @@ class ArgumentsCodec:
         return data
 
     def open(self, data: bytes | msgspec.Raw) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments to call the function with, from what `seal` wrote. PayloadError if they no longer fit."""
+        """Arguments for a call of the function, from the bytes of `seal`. PayloadError if they no longer fit."""
         slots = self._slots or self._prepare()
         try:
             sealed = _open_object(data)
@@ -287,23 +286,24 @@ class ArgumentsCodec:
         return slots.spread(values)
 
     def digest(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], recorded: str = "") -> str:
-        """16 hex digits that tell this call's arguments from others; equal however the call is spelled. `recorded` is what they
-        were for the call that this one repeats: if they still are, nobody needs to look whether the arguments are data.
+        """16 hex digits of this call's arguments; the same for arguments by position and by keyword. `recorded` is the
+        digest of the recorded call, which this one repeats: if it is equal, the arguments are known to be data.
 
-        Lenient: whatever is data will do (a tuple for a list, a Decimal without annotation), for nothing has
-        to come back. NaN, sets and int keys that no annotation speaks of and unknown classes are refused all
-        the same.
+        Lenient: every value that is data is accepted (a tuple for a list, a Decimal without annotation), because
+        the arguments are never read back. NaN, unknown classes, and sets and int keys without an annotation are
+        refused nevertheless.
         """
         return self.digests(args, kwargs, recorded)[0]
 
     def digests(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], recorded: str = ""
     ) -> tuple[str, tuple[int, ...]]:
-        """`digest`, and the parts: a short digest of each argument, in the order of the parameters. They tell which argument it
-        was if the digest is another one day. Here only where they cost little beside the rest: see `parts` for plain values."""
+        """`digest`, and the parts: a short digest of each argument, in the order of the parameters. If the digest
+        differs on replay, the parts show which argument has changed. This makes the parts only where they cost little
+        beside the rest: see `parts` for plain values."""
         values: Any
         if not kwargs and self._fewest <= len(args) <= self._most and not self.volatile:
-            values = args + self._defaults[len(args) :]  # as _values() does: nearly always
+            values = args + self._defaults[len(args) :]  # the same as _values() for nearly every call
         else:
             values = self._values(args, kwargs)
         if not values:
@@ -313,9 +313,9 @@ class ArgumentsCodec:
                 break
         else:
             try:
-                return fast_md5(encode(values)).hexdigest()[:16], ()  # as text_digest(): this is every step
+                return fast_md5(encode(values)).hexdigest()[:16], ()  # text_digest(), inlined: every step is here
             except (UnicodeEncodeError, ValueError):
-                pass  # refused below, by name
+                pass  # refused below, with the argument's name
         if recorded and recorded == self._written(values):
             return recorded, ()
         written = list(map(_ArgumentCodec.outline, self._codecs, values))
@@ -323,14 +323,15 @@ class ArgumentsCodec:
         return text_digest(b"[" + b",".join(written) + b"]"), parts
 
     def parts(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
-        """Those of several arguments that are all plain values. They would cost a step that does nothing 4 % of its time."""
+        """The parts of two or more arguments that are all plain values. `digests` does not make them: they would cost a
+        step that does nothing 4 % of its time."""
         values = self._values(args, kwargs)
         if len(values) < 2 or not all(type(value) in _PLAIN for value in values):
             return ()
         return tuple(map(crc32, map(encode, values)))
 
     def _values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any]:
-        """One value per parameter, as it enters the digest."""
+        """One value per parameter, as the digest uses it."""
         values: Any
         if not kwargs and self._fewest <= len(args) <= self._most:
             values = args + self._defaults[len(args) :]
@@ -346,7 +347,7 @@ class ArgumentsCodec:
         """The digest of arguments that are known to be data."""
         try:
             return text_digest(b"[" + b",".join(map(_ArgumentCodec.written, self._codecs, values)) + b"]")
-        except Exception:  # noqa: BLE001 - they are not: `digest` says so by name
+        except Exception:  # noqa: BLE001 - they are no data: `digest` raises, with the name
             return ""
 
     def _fill(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Slots, list[Any]]:
@@ -371,7 +372,7 @@ class ArgumentsCodec:
 
 
 def _data_or_none(codec: ValueCodec, default: Any) -> Any:
-    """A default that is no data counts as null in a digest: nobody passed it, so nothing is wrong with it."""
+    """A default that is no data counts as null in a digest. It is no error, because no caller passed it."""
     try:
         codec.outline(default)
     except PayloadError:

@@ -11,7 +11,7 @@ from relight.errors import DefinitionError, UnknownFlowError
 if TYPE_CHECKING:
     from relight.flow.definitions import Flow, Step
 
-# The steps of this process, by name, then by place: they are called, not looked up, so all registries share them.
+# The steps of this process, by name, then by place. All registries share them: steps are called, not looked up.
 _steps: dict[str, weakref.WeakValueDictionary[str, Step[..., Any]]] = {}
 
 
@@ -25,7 +25,7 @@ class Registry:
             self.add(flow)
 
     def add(self, flow: Flow[..., Any]) -> None:
-        """Register a flow. The same place in the source may register again (a reload); another place may not."""
+        """Register a flow. The same place in the source may register again (a reload); another place must not."""
         known = self._flows.get(flow.name)
         if known is not None and known.place != flow.place:
             raise DefinitionError(
@@ -46,7 +46,7 @@ class Registry:
         return found
 
     def check(self, flow: Flow[..., Any]) -> None:
-        """DefinitionError unless this very flow is what its name finds: recovery would call the other one."""
+        """DefinitionError unless this flow is registered under its name: recovery would call the registered one."""
         known = self.get(flow.name)
         if known is flow:
             return
@@ -68,12 +68,12 @@ class Registry:
         self._flows.pop(name, None)
 
     def add_step(self, step: Step[..., Any]) -> None:
-        """Know a step's name. Several steps may share one: steps are called, not looked up."""
+        """Register a step's name. Several steps may share a name: steps are called, not looked up."""
         _steps.setdefault(step.name, weakref.WeakValueDictionary())[step.place] = step
 
     def changed(self, recorded: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-        """Of recorded steps, as pairs of key and fingerprint, the keys of those whose code is another today. A name that
-        nobody here knows is passed over: its flow will say what became of it."""
+        """Of recorded steps, given as pairs of key and fingerprint, the keys of those whose code has changed. A name
+        that is unknown here is skipped: replay of its flow will show what became of the step."""
         return tuple(key for key, fingerprint in recorded if self._is_changed(key, fingerprint))
 
     def _is_changed(self, key: str, fingerprint: str) -> bool:
@@ -81,7 +81,7 @@ class Registry:
         return bool(known) and all(step.fingerprint != fingerprint for step in list((known or {}).values()))
 
     def listen(self, listener: Callable[[str], None]) -> None:
-        """Be told the name of every flow registered from now on, on the thread that registers it."""
+        """Call `listener` with the name of every flow registered from now on, in the thread that registers it."""
         self._listeners.append(listener)
 
     def unlisten(self, listener: Callable[[str], None]) -> None:

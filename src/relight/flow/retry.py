@@ -15,8 +15,8 @@ ExceptionTypes = type[BaseException] | Iterable[type[BaseException]]
 class Retry:
     """`Retry(attempts=5, delay="1s", backoff="exponential", max_delay="1m", jitter=0.1, not_on=ValueError)`.
 
-    `attempts` counts the first try. `jitter` spreads each delay by up to that share in both directions. `on` names the only
-    exceptions that are retried, `not_on` those that never are. The count and the pause survive a crash.
+    `attempts` includes the first try. `jitter` spreads each delay by up to that share in both directions. Only
+    exceptions of `on` are retried, and never those of `not_on`. The count and the pause survive a crash.
     """
 
     __slots__ = ("attempts", "backoff", "delay_seconds", "jitter", "max_delay_seconds", "not_on", "on")
@@ -46,11 +46,11 @@ class Retry:
         self.not_on = _exception_types(not_on, "not_on")
 
     def again(self, attempt: int, error: BaseException) -> bool:
-        """Whether attempt number `attempt`, which failed with `error`, is followed by another."""
+        """Whether another attempt follows attempt number `attempt`, which failed with `error`."""
         return attempt < self.attempts and isinstance(error, self.on) and not isinstance(error, self.not_on)
 
     def delay_after(self, attempt: int, random: float) -> float:
-        """Seconds between attempt number `attempt` and the next; `random` in [0, 1) feeds the jitter."""
+        """Seconds between attempt number `attempt` and the next; `random`, in [0, 1), is for the jitter."""
         delay = self.delay_seconds * _FACTOR[self.backoff](attempt)
         if self.max_delay_seconds is not None:
             delay = min(delay, self.max_delay_seconds)

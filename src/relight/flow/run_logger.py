@@ -1,14 +1,14 @@
 """RunLogger: a logger for flow code, whose lines appear once.
 
 A flow's code is called again whenever its run comes back to memory, and would write its log lines again each time. A RunLogger
-writes nothing while the code repeats what it has done before, nor while it is taken out of memory (which runs what stands in
-`finally`). In a step, and in no run at all, it just logs.
+writes nothing while the code repeats what it has done before, nor while the run is taken out of memory (which runs the
+flow's `finally` blocks). In a step, and outside runs, it just logs.
 
-It is an adapter of the standard library's: levels, handlers and formatters are those of the logger that it wraps. Every record
-has the fields of `FIELDS`, which are empty in no run.
+It is a LoggerAdapter of the standard library: levels, handlers and formatters are those of the logger that it wraps.
+Every record has the fields of `FIELDS`, which are empty outside runs.
 
-What is repeated is known from the journal. A line between the last entry of the journal and a crash leaves no trace there, so it
-is written again. The same holds for a process that stops in order while a step is under way.
+The journal shows what is repeated. A line between the journal's last entry and a crash leaves no trace in the journal,
+so it is written again. The same holds if a process stops in order while a step is in flight.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RunLogger(logging.LoggerAdapter[logging.Logger]):
 
 
 def _here() -> tuple[str, str, str]:
-    """Which run, flow and step the code that logs belongs to. The key of flow code is the path of its scope."""
+    """The run, the flow and the step of the code that logs. Flow code has the path of its scope instead of a step."""
     current = CURRENT.get()
     if type(current) is StepInfo:
         return current.run_id, current.flow, current.step

@@ -1,9 +1,9 @@
-"""Scopes: where in a run's code an operation is asked for, which makes its key deterministic.
+"""Scopes: where in a run's code the flow asks for an operation. The scope makes the operation's key deterministic.
 
 A scope is one sequential thread of control: the flow function, each task it creates (gather, TaskGroup, create_task), each
-branch of parallel(), each foreach item, each child run. Operations are numbered per scope and name, so interleaving branches
-can never take each other's results. A task's scope is named when the task is made, not when it first runs: the order in
-which the parent creates tasks is deterministic, the order in which the loop runs them is not.
+branch of parallel(), each foreach item, each child run. Operations are numbered per scope and name, so interleaved
+branches can never get each other's results. A task's scope is named when the task is made, not when the task first
+runs: the order in which the parent makes tasks is deterministic, the order in which the loop runs them is not.
 
 The contextvar CURRENT says where code is: a Scope (in a flow), a StepInfo (in a step's body), or None (in no run at all).
 """
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 
 
 class StepInfo(msgspec.Struct, frozen=True, gc=False):
-    """What `current_step()` answers inside a step's body."""
+    """What `current_step()` returns inside a step's body."""
 
     run_id: str
     step: str  # the step's key in the run's tree
     attempt: int
-    root_id: str  # of the run whose tree this is: the same as run_id, but for child runs
-    root_flow: str = ""  # the name of that run's flow
+    root_id: str  # of the tree's root run: the same as run_id, except in child runs
+    root_flow: str = ""  # the name of the root run's flow
 
     @property
     def flow(self) -> str:
-        """The name of the flow that called it."""
+        """The name of the flow that called the step."""
         return flow_of(self.run_id[len(self.root_id) + 1 :]) or self.root_flow
 
     @property
     def idempotency_key(self) -> str:
-        """The same for every attempt, also after a crash: hand it to outside services."""
+        """The same for every attempt, also after a crash: give it to outside services."""
         return f"{self.root_id}/{self.step}"
 
 
@@ -52,24 +52,24 @@ class FlowThread(Protocol):
     ident: int
 
     def wait(self, call: Call) -> Any:
-        """Have the run's loop do an operation, and block this thread until it has ended."""
+        """Let the run's loop do an operation, and block this thread until the operation has ended."""
         ...
 
 
 class Operations(Calls, Protocol):
-    """What a live run does for the flow code inside it. Implemented by `run`; this package only asks.
+    """What a live run does for its flow code. The package `run` implements it; this package only calls it.
 
     `scope` is where the operation was called. In async code it belongs to the task that awaits it, see `here`.
     """
 
     @property
     def loop(self) -> object:
-        """The event loop of its own that flow code runs on."""
+        """The run loop, on which the flow's code runs."""
         ...
 
     @property
     def flow_name(self) -> str:
-        """Of the root run."""
+        """The name of the root run's flow."""
         ...
 
     def run_id(self, key: str) -> str:
@@ -77,19 +77,20 @@ class Operations(Calls, Protocol):
         ...
 
     def logs_nothing(self) -> bool:
-        """Whether what flow code does now has been done before, or will be done again: it is being replayed, and the journal
-        knows of something later; or it is being taken out of memory."""
+        """Whether the flow code repeats what it has done before, or will repeat what it does now. It repeats what it
+        has done before while it is replayed and the journal has something later. It will repeat what it does now while
+        the run is being taken out of memory."""
         ...
 
-    stopping: str | None  # it leaves memory, and why
+    stopping: str | None  # why the run leaves memory; None if it does not
     over: bool
-    main_done: bool  # its function has returned
+    main_done: bool  # the flow's function has returned
 
     def stop_reason(self) -> BaseException | None:
         """What an operation must raise instead of beginning: Unwind while the run leaves memory, an error after its end."""
         ...
 
-    step_call: type[Call]  # of steps; its `_args` are this, the scope, the step, its args and kwargs
+    step_call: type[Call]  # for steps; its `_args` are this object, the scope, the step, its args and kwargs
 
     def child(self, scope: Scope, flow: Flow[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call: ...
     def sleep(self, scope: Scope, seconds: float) -> Call: ...
@@ -144,8 +145,8 @@ class Scope:
         is_branch: bool = False,
     ) -> None:
         self.run = run
-        # The tasks that this code and its branches have made, alive, in the order of their making. A call of a flow and a
-        # foreach item have their own: what they have made ends with them.
+        # The live tasks that this code and its branches have made, in that order. A call of a flow and a foreach item
+        # have a dict of their own, because the tasks that they made end with them.
         self.branches: dict[Any, None] = {} if ends_branches or parent is None else parent.branches
         self.parent = parent
         self.path = path
@@ -155,13 +156,13 @@ class Scope:
         self.thread = thread  # None: async code on the engine's loop
         self.counts: dict[str, int] = {}
         self.calls = 0  # how many operations this code has asked for
-        # The scope of the task that this code runs in; None: this one, which must not refer to itself, or only the garbage
-        # collector could delete it, and the run with it.
+        # The scope of the task that this code runs in. None means this scope: it must not refer to itself, because then
+        # only the garbage collector could delete it and its run.
         self._branch: Scope | None = None if parent is None or is_branch else parent.branch
-        # The run's cancellation was raised here, or in a branch of this that ended with it; from then on this is clean-up.
+        # The run's cancellation was raised here, or in a branch of this code that ended with it: this is clean-up now.
         self.cancel_seen: bool = parent is not None and parent.in_clean_up
-        self.heard = False  # a task's: it was raised in that very task, which is not cancelled a second time
-        self.informed = False  # it was raised in a branch of this, and will come from there
+        self.heard = False  # of a task: the cancellation was raised in the task, which is not cancelled again
+        self.informed = False  # the cancellation was raised in a branch of this code, and will come from there
 
     @property
     def branch(self) -> Scope:
@@ -169,8 +170,8 @@ class Scope:
         return self if self._branch is None else self._branch
 
     def hear(self) -> None:
-        """The run's cancellation is raised here: the code around this hears of it, up to its task. Whoever waits for that task
-        will, when it ends."""
+        """The run's cancellation is raised in this scope. It passes through the enclosing scopes of the same task, so
+        they have seen it. Code that waits for the task will see it when the task ends."""
         branch = self.branch
         scope: Scope | None = self
         while scope is not None:
@@ -182,7 +183,7 @@ class Scope:
 
     @property
     def in_clean_up(self) -> bool:
-        """Whether this code has heard of the run's cancellation."""
+        """Whether this code has seen the run's cancellation."""
         return self.cancel_seen or self.branch.heard
 
     def begin(self, name: str) -> str:
@@ -197,27 +198,27 @@ class Scope:
                 f"{name!r} was called from a thread that is not its flow's: steps in threads of your own cannot be kept in "
                 "order; use parallel() in a sync flow, asyncio.gather in an async one"
             )
-        counts = self.counts  # the same as child_path() does
+        counts = self.counts  # from here on the same as child_path()
         count = counts.get(name, 0)
         counts[name] = count + 1
         return f"{self.prefix}{name}:{count}" if count else self.prefix + name
 
     def child_path(self, name: str) -> str:
-        """The path of the next scope called `name` inside this one; shares the numbering of operations."""
+        """The path of the next scope called `name` inside this scope. Scopes and operations share one numbering."""
         count = self.counts.get(name, 0)
         self.counts[name] = count + 1
         return f"{self.prefix}{name}:{count}" if count else self.prefix + name
 
     @property
     def holds_thread(self) -> bool:
-        """Whether sync code further out has a thread and waits for what happens here."""
+        """Whether enclosing sync code has a thread, which waits for this scope."""
         scope: Scope | None = self
         while scope is not None and scope.thread is None:
             scope = scope.parent
         return scope is not None
 
     def perform(self, call: Call) -> Any:
-        """Hand an operation to whoever called it: to be awaited in async code, its result in sync code."""
+        """What the caller of an operation gets: in async code the call, to be awaited; in sync code the result."""
         if self.thread is None:
             return call
         if get_ident() != self.thread.ident:
@@ -229,7 +230,7 @@ class Scope:
 
 
 class ForeignThread:
-    """Where code is that runs in a thread which flow code has started itself: see `user_threads`."""
+    """Marks code that runs in a thread that flow code has started itself: see `user_threads`."""
 
 
 FOREIGN_THREAD = ForeignThread()
@@ -239,15 +240,15 @@ CURRENT: contextvars.ContextVar[Scope | StepInfo | ForeignThread | None] = conte
 
 
 def in_flow_code() -> bool:
-    """Whether the code that asks is that of a flow, in whatever thread."""
+    """Whether the calling code is a flow's, in any thread."""
     current = CURRENT.get()
     return type(current) is Scope or current is FOREIGN_THREAD
 
 
 def here(scope: Scope) -> Scope:
-    """The scope an operation belongs to: in sync code where it was called, in async code that of the task it is awaited in.
+    """The scope of an operation: in sync code where it was called, in async code that of the task that awaits it.
 
-    `gather(pay(a), pay(b))` calls both in the flow's scope but runs each in a task, and it is the task that counts.
+    `gather(pay(a), pay(b))` calls both in the flow's scope but runs each in a task, and the task's scope counts.
     """
     if scope.thread is not None:
         return scope
@@ -272,7 +273,7 @@ def current_scope(what: str) -> Scope | None:
 
 
 class _Nobody:
-    """The run of code that is of no run any more: see `garbage`."""
+    """Stands for the run of code that no longer belongs to a run: see `garbage`."""
 
     def __init__(self, what: str, in_sync_code: bool) -> None:
         self._what, self._in_sync_code = what, in_sync_code
@@ -287,7 +288,7 @@ class _Nobody:
 
 
 def refuse_foreign_thread(current: object, name: str) -> None:
-    """Flow code has started a thread, and called an operation there."""
+    """Raise if flow code has started a thread, and calls an operation there."""
     if current is FOREIGN_THREAD:
         raise OutsideRunError(
             f"{name!r} was called from a thread that is not its flow's: steps in threads of your own cannot be kept in "
@@ -296,7 +297,7 @@ def refuse_foreign_thread(current: object, name: str) -> None:
 
 
 def refuse_engine_in_flow_code() -> None:
-    """A Relight, or a handle from it, is used."""
+    """Raise if flow code uses a Relight, or a handle from it."""
     if in_flow_code():
         raise FlowCodeError(
             "flow code used a Relight, or a handle from it: every replay would do so again. To execute another flow, call it "
@@ -305,8 +306,8 @@ def refuse_engine_in_flow_code() -> None:
 
 
 def refuse_lost_context(current: object, name: str) -> None:
-    """Code on a run's event loop that is in no scope has lost its context (`contextvars.Context().run(charge)`): what it calls
-    would be executed unrecorded, and again with every replay."""
+    """Raise if code on a run loop is in no scope: it has lost its context (`contextvars.Context().run(charge)`). The
+    operations that it calls would be executed unrecorded, and again in every replay."""
     refuse_foreign_thread(current, name)
     if current is None and getattr(asyncio._get_running_loop(), "is_run_loop", False):  # noqa: SLF001 - the documented twin raises
         raise OutsideRunError(
@@ -315,10 +316,10 @@ def refuse_lost_context(current: object, name: str) -> None:
 
 
 def flow_of(run_key: str) -> str:
-    """The name of a child run's flow, by the child's key. Empty for the root run, whose key says nothing of it."""
+    """The name of a child run's flow, from the child's key. "" for the root run, whose key does not have it."""
     return run_key.rpartition("/")[2].partition(":")[0]
 
 
 def branch_name(coro: Any) -> str:
-    """What a task that flow code makes of `coro` is called in keys."""
+    """The name, in keys, of a task that flow code makes of `coro`."""
     return f"~{getattr(coro, '__name__', None) or type(coro).__name__}"

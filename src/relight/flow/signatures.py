@@ -1,7 +1,7 @@
-"""What a function takes and gives: resolved annotations, and arguments bound to parameters.
+"""A function's parameters and result: resolved annotations, and arguments bound to parameters.
 
-It binds like `inspect.Signature.bind`, which is the reference in the tests, in a fraction of its time: a
-step's arguments are bound on every call that spells one by keyword or leaves one to its default.
+`Slots` binds like `inspect.Signature.bind`, which is the reference in the tests, in a fraction of its time: a step's
+arguments are bound on every call that passes an argument by keyword or leaves one to its default.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ UNPASSED: Final = _Unpassed()
 
 
 class Slot(NamedTuple):
-    """One parameter. `annotation` is of the whole slot: list[int] for `*args: int`. `default` may be
-    UNPASSED."""
+    """One parameter. `annotation` is of the whole slot: list[int] for `*args: int`. `default` may be UNPASSED."""
 
     name: str
     annotation: Any
@@ -33,10 +32,10 @@ class Slot(NamedTuple):
 
 
 class Slots:
-    """The parameters of `fn`, and how a call's arguments fall into them.
+    """The parameters of `fn`, and how a call's arguments are bound to them.
 
-    `slots` has the positional parameters first (there are `positional` of them), then `*args`, keyword-only
-    ones, `**kwargs`.
+    `slots` has the positional parameters first (there are `positional` of them), then `*args`, the keyword-only
+    parameters, `**kwargs`.
     """
 
     def __init__(self, fn: Callable[..., Any]) -> None:
@@ -54,7 +53,7 @@ class Slots:
         self.takes_only_positional = self.positional == len(kinds)
         self._takes_more = Parameter.VAR_POSITIONAL in kinds
         self._takes_any_keyword = Parameter.VAR_KEYWORD in kinds
-        # By which keyword each slot may be given, None for positional-only ones, and whether it must be.
+        # For each slot: its keyword (None if it is positional-only), and whether it is required.
         expected = [
             (None if kind is Parameter.POSITIONAL_ONLY else slot.name, slot.default is UNPASSED)
             for kind, slot in zip(kinds, self.slots, strict=True)
@@ -78,12 +77,12 @@ class Slots:
             taken += len(rest)
             values.append(rest)
         if taken != len(kwargs):  # a keyword is unknown, or was given by position as well
-            self.signature.bind(*args, **kwargs)  # raises, in the words that Python users know
+            self.signature.bind(*args, **kwargs)  # raises with the message that Python users know
             raise TypeError("the arguments do not fit")
         return values
 
     def spread(self, values: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The inverse of `fill`: what to call the function with. `values` are complete, defaults included."""
+        """The inverse of `fill`: arguments for a call of the function. `values` are complete, defaults included."""
         if self.takes_only_positional:
             return tuple(values), {}
         args = tuple(values[: self.positional])
@@ -99,7 +98,7 @@ _MISFIT = -sys.maxsize
 
 
 def _take(expected: list[tuple[str | None, bool]], kwargs: Mapping[str, Any], values: list[Any]) -> int:
-    """Append what `kwargs` have for the expected; return how many that were, _MISFIT if one is missing."""
+    """Append the expected arguments from `kwargs` to `values`. Return their number, or _MISFIT if one is missing."""
     taken = 0
     for keyword, required in expected:
         value = UNPASSED if keyword is None else kwargs.get(keyword, UNPASSED)
@@ -112,7 +111,7 @@ def _take(expected: list[tuple[str | None, bool]], kwargs: Mapping[str, Any], va
 
 
 def resolve(fn: Callable[..., Any], annotation: Any) -> Any:
-    """`annotation` of `fn` with its names looked up; as it is, if one of them cannot be found (yet)."""
+    """`annotation` of `fn` with its names looked up; unchanged if one of the names cannot be found (yet)."""
     if annotation is Parameter.empty:
         return Any
 
@@ -129,17 +128,17 @@ def resolve(fn: Callable[..., Any], annotation: Any) -> Any:
     holder.__annotations__ = {"it": annotation}
     try:
         hints = get_type_hints(holder, getattr(inner, "__globals__", {}), names, include_extras=True)
-    except Exception:  # noqa: BLE001 - annotations are arbitrary code; without one it is plain JSON
+    except Exception:  # noqa: BLE001 - annotations are arbitrary code
         return annotation
     return hints["it"]
 
 
 def signature_of(fn: Callable[..., Any]) -> inspect.Signature:
-    """As `inspect.signature`, whose annotations may name what is defined later."""
+    """As `inspect.signature`, but annotations may name what is defined later."""
     if sys.version_info >= (
         3,
         14,
-    ):  # annotations are evaluated here, and one unknown name would spoil them all
+    ):  # inspect.signature evaluates the annotations, and one unknown name would make it fail
         import annotationlib  # noqa: PLC0415 - new in 3.14
 
         return inspect.signature(fn, annotation_format=annotationlib.Format.FORWARDREF)

@@ -1,13 +1,13 @@
 """Why a value does not survive being journaled: which part of it is lost, and what to do about it.
 
-Slow on purpose, in plain Python: the fast question "does it survive?" is answered by encoding, decoding and
-comparing (`payloads`). Only a "no" comes here, to be explained or, if the classes just do not compare, to be
-overruled.
+This is slow, plain Python. The fast check whether a value survives is to encode, decode and compare it (`payloads`).
+Only a value that fails that check comes here. This module explains why, or accepts it if its classes just do not
+compare.
 
 Two searches, each returning the first `Loss`:
 
 - `find_difference(value, back)` compares a value with what came back for it;
-- `ForeignSearch` looks at a value alone, for what can be no data at all: for where nothing came back, and
+- `ForeignSearch` looks at a value alone, for parts that are no data. It is for values that could not be decoded, and
   for the arguments of steps, of which only a digest is kept.
 """
 
@@ -40,7 +40,7 @@ _DATA = (
     memoryview,
     PurePath,
 )
-_MAX_INT_BITS = 14_283  # 4,299 digits: CPython reads and writes no longer ones as text
+_MAX_INT_BITS = 14_283  # 4,299 digits: CPython does not convert longer ints to text or back
 _TOO_DEEP = "it is nested too deeply; journal a flatter value"
 
 
@@ -55,7 +55,7 @@ class Loss(NamedTuple):
 
 
 def same(value: Any, back: Any) -> bool:
-    """Whether the two are equal; no, if they cannot be compared (a signalling NaN, an array)."""
+    """Whether the two are equal. False if they cannot be compared (a signalling NaN, an array)."""
     try:
         return bool(back == value)
     except Exception:  # noqa: BLE001 - users' __eq__ may raise anything; the parts decide then
@@ -63,17 +63,17 @@ def same(value: Any, back: Any) -> bool:
 
 
 def plain_copy(value: Any, max_bytes: int) -> Any:
-    """`value` in plain JSON types if it survives without annotation, in that many bytes; else LOST."""
+    """`value` in plain JSON types if it survives without annotation, in at most `max_bytes`; else LOST."""
     try:
         data = jsonform.encode(value)
         back = msgspec.json.decode(data)
         return LOST if len(data) > max_bytes or find_difference(value, back) else back
-    except Exception:  # noqa: BLE001 - whatever the reason, the answer is no
+    except Exception:  # noqa: BLE001 - for any reason: the value does not survive
         return LOST
 
 
 def find_difference(value: Any, back: Any) -> Loss | None:
-    """The first part of `value` that `back`, decoded from its JSON, does not hold."""
+    """The first part of `value` that is missing or different in `back`, which was decoded from its JSON."""
     try:
         return _difference(value, back, "")
     except RecursionError:
@@ -81,7 +81,7 @@ def find_difference(value: Any, back: Any) -> Loss | None:
 
 
 class ForeignSearch:
-    """Looks for the first part of a value that is no data. Afterwards `saw_set` tells whether sets were met.
+    """Looks for the first part of a value that is no data. Afterwards `saw_set` says whether sets were met.
 
     With `bare`, also sets and keys other than str are foreign, except below a class that declares its fields.
     """
@@ -89,7 +89,7 @@ class ForeignSearch:
     def __init__(self, *, bare: bool) -> None:
         self.bare = bare
         self.saw_set = False
-        self._above: dict[int, str] = {}  # what is being looked into: id and path
+        self._above: dict[int, str] = {}  # the containers around the current part: id to path
 
     def run(self, value: Any) -> Loss | None:
         try:
@@ -135,7 +135,7 @@ class ForeignSearch:
         return None
 
     def _look_into_model(self, model: Any, path: str) -> Loss | None:
-        self.saw_set = True  # who knows; it only costs a little time
+        self.saw_set = True  # the model may have sets; assuming so only costs a little time
         try:
             plain = jsonform.dump_model(model)
         except RecursionError:
@@ -197,7 +197,7 @@ def _element_lost(part: Any) -> str:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]] | None:
-    """The parts of a container or object with their path; None if `value` is nothing that has known parts."""
+    """The parts of a container or object with their paths; None if `value` has no known parts."""
     kind = type(value)
     if isinstance(value, dict):
         return ((_key_path(key), part) for key, part in value.items())
@@ -206,7 +206,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]] | None:
     if isinstance(value, list | tuple | set | frozenset):
         return ((f"[{index}]", part) for index, part in enumerate(value))
     names: Any
-    if isinstance(value, Awaitable):  # a step that was called and not awaited is a struct, too
+    if isinstance(value, Awaitable):  # a Call (a step that was not awaited) is a struct, too, but no data
         return None
     if isinstance(value, msgspec.Struct):
         names = value.__struct_fields__
@@ -258,7 +258,7 @@ def _key_trouble(key: Any, bare: bool) -> str | None:
 def _comes_back_otherwise(value: Any, back: Any) -> str:
     change = f"{_a(value)} would come back as {_a(back)}"
     kind: Any = type(value)
-    if kind in (list, dict, str, int, float, bool, type(None)):  # JSON has these: it is not to blame
+    if kind in (list, dict, str, int, float, bool, type(None)):  # JSON has these types: the annotation is the cause
         return f"{change}, since its annotation says so; make the two agree"
     if kind in (set, frozenset):
         return f"{change}; annotate it as {kind.__name__}[...], or use a sorted list"

@@ -1,9 +1,9 @@
-"""Threads that flow code starts itself: whoever calls a step there must be told that it is in no flow.
+"""Threads that flow code starts itself: an operation that is called there must raise an error.
 
-Where code is, is told by a context variable, and a new thread begins with an empty context: a step called in it would look like
-a plain call outside any run, be executed, and be executed again on replay. So while an engine is open, threads and jobs of
-thread pools that flow code starts inherit its context, as those of other languages do, with a mark that this is no thread of
-the flow's. An operation that is called there raises OutsideRunError. Nothing changes for anybody else's threads.
+A context variable says whether code belongs to a run, and a new thread begins with an empty context. A step called
+there would look like a plain call outside any run. It would be executed, and executed again on replay. So while an
+engine is open, threads and thread-pool jobs that flow code starts inherit its context, with a mark that the thread is
+not the flow's. An operation that is called there raises OutsideRunError. Threads of other code do not change.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _submit_with_context(pool: ThreadPoolExecutor, fn: Callable[..., Any], /, *a
     if not in_flow_code():
         return _submit(pool, fn, *args, **kwargs)
     job = functools.partial(_context().run, fn)
-    token = CURRENT.set(None)  # a thread that the pool starts for it serves others later
+    token = CURRENT.set(None)  # the pool may start a thread for this job, which later does the jobs of others
     try:
         return _submit(pool, job, *args, **kwargs)
     finally:
@@ -49,7 +49,7 @@ def _submit_with_context(pool: ThreadPoolExecutor, fn: Callable[..., Any], /, *a
 
 
 def hand_down_context() -> None:
-    """An engine opens."""
+    """Called when an engine opens: from now on, threads that flow code starts inherit its context."""
     global _open_engines  # noqa: PLW0603 - what is patched belongs to the process
     with _lock:
         _open_engines += 1
@@ -59,7 +59,8 @@ def hand_down_context() -> None:
 
 
 def leave_threads_alone() -> None:
-    """It closes. What somebody else has put over ours meanwhile stays; ours does nothing outside flows."""
+    """Called when an engine closes: the last one undoes the patches. If another library has patched over one of them,
+    that one stays; it does nothing outside flows."""
     global _open_engines  # noqa: PLW0603
     with _lock:
         _open_engines -= 1

@@ -1,7 +1,8 @@
 """Pure data and rules, no I/O.
 
-Knows nothing of what is above it. To be read in this order: run (a run's row, its messages), journal (events), tree (the fold
-over them), outcomes (what that keeps of an operation), replay (reading and writing what the fold makes), operations (how people
-are shown that), decisions (what recovery does, and why), crashes (deaths without progress), lease (sessions), sharing (who takes
-how many of what is due), formats (how two versions share a store), blob, text (texts that every store keeps).
+This package knows nothing of the packages above it. Read it in this order: run (a run's row, its messages), journal
+(events), tree (the fold over the events), outcomes (what the fold keeps of an operation), replay (reading and writing
+the folded state), operations (how people are shown that state), decisions (what recovery does, and why), crashes
+(deaths without progress), lease (sessions), sharing (how many due runs each orchestrator claims), formats (how two
+versions share a store), blob, text (texts that every store keeps).
 """

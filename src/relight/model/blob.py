@@ -13,7 +13,7 @@ def blob_digest(data: bytes) -> str:
 
 
 def check_blob(data: bytes | None, digest: str, root_id: str) -> bytes:
-    """What the store has under this address, if it is what was put there. Raises CorruptionError."""
+    """Return `data` if its content fits this address. Raises CorruptionError if it does not, or is missing."""
     if data is not None and blob_digest(data) == digest:
         return data
     what = "is missing from the store" if data is None else "does not match its digest: the store was damaged"

@@ -1,7 +1,8 @@
-"""Crashes: what a run's journal tells of the deaths of its processes since its last progress.
+"""Crashes: what a run's journal says about the deaths of its processes since its last progress.
 
-A process that dies takes all its runs with it, and nobody can tell which of them has killed it. So each counts that death. Those
-that share several deaths in a row without progress are suspects, and are tried apart from each other: see model/decisions.py.
+A process that dies stops all its runs, and nobody can know which of them has killed it. So each run counts that death.
+Runs that count several deaths in a row without progress are suspects, and are tried apart from each other: see
+model/decisions.py.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from relight.model.journal import RunRecovered
 
 
 class Crashes(msgspec.Struct, frozen=True, array_like=True):
-    """Of one run. Any entry but RunRecovered and StepStarted is progress, and makes them none."""
+    """The crashes of one run. Any entry but RunRecovered and StepStarted is progress, and sets them back to none."""
 
     count: int = 0  # deaths in a row without progress
-    alone: int = 0  # of them those in which this run was the only suspect
-    tried_with: int = 0  # it is being tried since `at`, together with so many suspects, itself included; 0: it is not
-    trial_seconds: float = 0.0  # how long it has to live, without a death of its process, to pass
-    at: float = 0.0  # when it was recovered last
+    alone: int = 0  # those of them in which this run was the only suspect
+    tried_with: int = 0  # the run is on trial since `at`, with so many suspects, itself included; 0: it is not on trial
+    trial_seconds: float = 0.0  # the run passes if its process does not die for so long
+    at: float = 0.0  # when the run was last recovered, or its trial began
 
     def after(self, event: RunRecovered) -> Crashes:
         return Crashes(
@@ -26,7 +27,7 @@ class Crashes(msgspec.Struct, frozen=True, array_like=True):
             self.alone + event.alone,
             event.tried_with,
             event.trial_seconds or self.trial_seconds,
-            event.at if event.died or event.tried_with else self.at,  # one that has passed goes on as it was
+            event.at if event.died or event.tried_with else self.at,  # passing a trial does not change `at`
         )
 
 

@@ -1,16 +1,18 @@
 """What recovery does with an unfinished run: a pure function from facts to a decision with a reason.
 
-The recoverer, the dry run (`relight recovery plan`) and the explanation (`relight explain`) ask the same function, so they
-cannot disagree. The recoverer asks it twice: before it has claimed the run, when only the row and the lease are known (the
-journal's facts are then at their defaults, which decide nothing), and again once it holds the run and has read its journal.
+Recovery, the dry run (`relight recovery plan`) and the explanation (`relight explain`) call the same function, so they
+cannot disagree. Recovery calls it twice. The first time is before the claim, when only the row and the lease are known:
+the journal's facts then have their defaults, which decide nothing. The second time is after the claim, when the journal
+has been read.
 
 Suspects
 --------
-A process that dies takes all its runs with it, and any of them may have killed it. A run whose processes died SUSPECTED_AFTER
-times in a row without progress of it is a suspect. Suspects are tried apart from each other, per orchestrator: half of those
-that come together, then half of those, until one is alone; the others wait, each for a bounded time. A trial ends with the
-next progress of those who are tried, or when they have lived for `trial_seconds`: longer than it took the last process to die.
-Only deaths in which it was the only suspect count towards `max_attempts`. Runs that are no suspects go on beside all this.
+A process that dies stops all its runs, and any of them may have killed it. A run whose processes died SUSPECTED_AFTER
+times in a row without progress of the run is a suspect. Each orchestrator tries its suspects apart from each other:
+half of those that come together, then half of that half, until one is alone. The others wait, each for a bounded time.
+A trial ends when the runs on trial have made progress, or when they have lived for `trial_seconds`: longer than it took
+the last process to die. Only deaths in which a run was the only suspect count towards `max_attempts`. Runs that are not
+suspects go on meanwhile.
 """
 
 from __future__ import annotations
@@ -31,9 +33,9 @@ class Action(enum.StrEnum):
 
     LEAVE = "leave"  # nothing: terminal, alive elsewhere, waiting, held, or not stale yet
     RESUME = "resume"
-    WAIT = "wait"  # a suspect, while others are tried; free for any orchestrator when its time has come
-    FINISH = "finish"  # its end is journaled already: only the row is brought up to that
-    CANCEL = "cancel"  # given up, with a reason; resumable by hand
+    WAIT = "wait"  # a suspect waits while others are tried; any orchestrator may take it up when its time has come
+    FINISH = "finish"  # its end is journaled already: only the row is updated
+    CANCEL = "cancel"  # recovery gives up on it, with a reason; it can be resumed by hand
     FAIL = "fail"
     HOLD_POISON = "hold-poison"
     HOLD_DEFINITION = "hold-definition"
@@ -41,7 +43,7 @@ class Action(enum.StrEnum):
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """What the configuration says about recovery. Zero seconds: no such limit."""
+    """What the configuration says about recovery. Zero seconds mean that there is no such limit."""
 
     enabled: bool = True
     auto_resume: bool = True
@@ -60,54 +62,54 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     owner: str | None = None
     hold: Hold | None = None
     reason: str = ""
-    newer: str = ""  # what stands in its row that this version does not understand
+    newer: str = ""  # what this version does not understand in the row
     wake_at: float | None = None
     started_at: float = 0.0
     now: float = 0.0
     # the lease
-    owner_alive: bool = False  # its session is fresh, or somebody else holds the run's lease
-    last_heartbeat: float | None = None  # None: nothing is left of its owner's session
+    owner_alive: bool = False  # the owner is alive, or not known to be dead
+    last_heartbeat: float | None = None  # of its owner's session; None: nothing is known of that session
     # the code of this process
     flow_registered: bool = True
     resumable: bool = True
     # the journal
-    ended: Status | None = None  # a final entry is there
-    crashes_without_progress: int = 0  # in a row, this one included
-    crashes_alone: int = 0  # of them those in which it was the only suspect, this one included
+    ended: Status | None = None  # how the run ended, if its journal has a final entry
+    crashes_without_progress: int = 0  # in a row, with the present one
+    crashes_alone: int = 0  # those of them in which the run was the only suspect, with the present one
     lived_seconds: float = 0.0  # from its last recovery to the death of its process
-    trial_seconds: float = 0.0  # what was decided with its last death
-    changed_steps: tuple[str, ...] = ()  # recorded steps whose code is another today
-    refused_input: str = ""  # why today's flow does not take the arguments of its generation, as far as that is known
+    trial_seconds: float = 0.0  # the length of a trial, as it was decided after its last death
+    changed_steps: tuple[str, ...] = ()  # recorded steps whose code has changed since
+    refused_input: str = ""  # why the flow does not accept the arguments of the run's generation, as far as is known
     # the other suspects
-    on_trial: int = 0  # how many are tried by this process now,
-    trial_ends_at: float = 0.0  # and until when, at the latest
-    suspects: int = 1  # how many come together with this one, itself included,
-    turn: int = 0  # and its place among them
-    # who asks
-    by_hand: bool = False  # somebody has freed it, or this process may go on with it: also while recovery is off
+    on_trial: int = 0  # how many suspects this process tries now
+    trial_ends_at: float = 0.0  # when that trial ends, at the latest
+    suspects: int = 1  # how many suspects come together, this one included
+    turn: int = 0  # the place of this one among them
+    # who decides, and why now
+    by_hand: bool = False  # a person has freed the run, or this process may go on with it even while recovery is off
     crashed: bool = False  # its owner died while it was in memory; False for a parked run that is due
-    woken: bool = False  # it was told something, or what held it is gone
-    resumed: bool = False  # a person has asked for it to go on
+    woken: bool = False  # it is already decided that the run may be taken up
+    resumed: bool = False  # a person has resumed the run
     policy: Policy = Policy()
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What is done, and why, in one sentence; `until` is when a run that is left alone is worth another look."""
+    """What is done, and why, in one sentence. If a run is left alone, `until` is the time to look at it again."""
 
     action: Action
     reason: str
     until: float | None = None
-    tried_with: int = 0  # of a suspect: how many are tried together, itself included; 0: it waits,
-    trial_seconds: float = 0.0  # and how long it has to live to pass
+    tried_with: int = 0  # of a suspect: how many are tried together, itself included; 0: it waits
+    trial_seconds: float = 0.0  # of a suspect: it passes if its process does not die for so long
 
 
 def decide(facts: Facts) -> Decision:
-    """In order; the first that applies."""
+    """The rules in order: the first that applies decides."""
     left = _left_alone(facts)
     if left is not None:
         return left
     if facts.ended is not None:
-        return Decision(Action.FINISH, f"its journal ends with {facts.ended}; only its row is brought up to that")
+        return Decision(Action.FINISH, f"its journal ends with {facts.ended}; only its row is updated")
     if facts.crashed:
         given_up = _recovery_gave_up(facts)
         if given_up is not None:
@@ -135,14 +137,14 @@ def decide(facts: Facts) -> Decision:
 
 
 def is_suspect(facts: Facts) -> bool:
-    """Whether it may be what kills its processes, and has to be tried apart from others."""
+    """Whether the run may be what kills its processes, and has to be tried apart from other suspects."""
     if facts.resumed and not facts.crashed:
         return False
     return facts.crashes_without_progress >= min(SUSPECTED_AFTER, facts.policy.max_attempts)
 
 
 def _try(facts: Facts) -> Decision:
-    """Half of the suspects that come together are tried, one at least, once no others are."""
+    """Half of the suspects that come together are tried, at least one, as soon as no other suspects are on trial."""
     seconds = 2 * facts.lived_seconds if facts.crashed else facts.trial_seconds
     seconds = min(max(seconds, SHORTEST_TRIAL_SECONDS), LONGEST_TRIAL_SECONDS)
     tried = 0 if facts.on_trial else max(facts.suspects // 2, 1)
@@ -163,10 +165,10 @@ def _left_alone(facts: Facts) -> Decision | None:
     if facts.status.terminal:
         return Decision(Action.LEAVE, f"it is {facts.status}")
     if facts.owner is not None and facts.owner_alive:
-        return Decision(Action.LEAVE, f"it is active: {facts.owner} holds it and is alive")
+        return Decision(Action.LEAVE, f"it is active: {facts.owner} owns it and is alive")
     if facts.newer:
         return Decision(Action.LEAVE, facts.newer)
-    # With an owner, that one died when it was about to go on.
+    # If a paused run has an owner, that owner died when it was about to let the run go on.
     paused = facts.status is Status.PAUSED and facts.owner is None
     if not facts.policy.enabled and not facts.by_hand and not paused:
         return Decision(
@@ -194,7 +196,7 @@ def _left_alone(facts: Facts) -> Decision | None:
 
 
 def _waits(facts: Facts) -> Decision | None:
-    """Of a run that nobody holds: whether it is not due yet."""
+    """For a run without an owner: why it is left alone, if it is not due yet."""
     if facts.wake_at is None:
         return Decision(Action.LEAVE, "it waits for a message or for another run, which wakes it")
     if facts.wake_at <= facts.now:
@@ -206,7 +208,7 @@ def _waits(facts: Facts) -> Decision | None:
 
 
 def _recovery_gave_up(facts: Facts) -> Decision | None:
-    """Whether policy forbids to resume a run whose owner died."""
+    """Whether the policy forbids resuming a run whose owner died."""
     policy = facts.policy
     age = facts.now - facts.started_at
     if policy.max_resume_age_seconds > 0 and age > policy.max_resume_age_seconds:

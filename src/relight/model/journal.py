@@ -1,17 +1,17 @@
 """The events of a journal: append-only, one journal per root run's tree, state-changing facts only.
 
-Every operation of a flow (step, wait, child run, foreach item, recorded value) has a key that is unique in its tree: the
-path of scopes it was asked in, its name, its ordinal there. The root run itself has the empty key, and a child run is the
-scope of that key: its steps lie under it, and its id is the root's id, a slash and the key. So one flat mapping from key
-to outcome is the whole replayed state of a tree.
+Every operation of a flow (step, wait, child run, foreach item, recorded value) has a key that is unique in its tree:
+the path of scopes in which the flow asked for it, its name, its ordinal there. The root run itself has the empty key. A
+child run has the key of its call, and is a scope: its steps lie under that key, and its id is the root's id, a slash
+and the key. So one flat mapping from key to outcome is the whole replayed state of a tree.
 
 Events are JSON arrays led by a short tag (see `tag=`); fields are positional, so a new field goes at the end, with a
-default, and no field is ever removed or reordered. An older version ignores such a field; a new kind of event it cannot ignore:
-see `formats.py`.
+default, and no field is ever removed or reordered. An older version ignores a new field. It must not ignore a new kind
+of event: see `formats.py`.
 
-Every event says when it was recorded (`at`), by the clock of the store where it has one; 0 in entries that were written
-before events said so. The end of a step's attempt says, too, how long that took. These times are in whole microseconds
-(`at_us`, `took_us`): there is one for every step, and to write a float takes longer than the rest of the entry.
+Every event says when it was recorded (`at`), by the store's clock if the store has one; 0 in entries of versions that
+did not record times. The end of a step's attempt also says how long the attempt took. These times are in whole
+microseconds (`at_us`, `took_us`): every step has them, and writing a float takes longer than the rest of the entry.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class RunCancelled(Event, tag="cancelled"):
 
 
 class RunContinued(Event, tag="2:continued"):
-    """The flow ended its generation with continue_as(): what it did is forgotten, and it is called with this input. What it was
-    told and has not taken is for the next generation. Never a row of a journal: the commit that it stands in replaces that by
-    the checkpoint of what follows from it (`Commit.next`)."""
+    """The flow ended its generation with continue_as(): what it did is forgotten, and it is called with this input.
+    Messages that it has not received go to the next generation. This event is never a row of a journal: its commit
+    replaces the whole journal by a checkpoint of the state that follows from it (`Commit.next`)."""
 
     flow_hash: str
     input: Raw
@@ -93,8 +93,9 @@ class RunRetrying(Event, tag="retrying"):
 class RunRecovered(Event, tag="recovered"):
     """An orchestrator claimed the run after its owner died. Several in a row mean crashes without progress.
 
-    Also, not `died`: a suspect that has waited for its turn is tried from here on (`tried_with` says how many are, itself
-    included), or has passed (0). `alone`: in the death that is counted here this run was the only suspect.
+    With died=False: a suspect that has waited for its turn is tried from here on (`tried_with` is the number of runs on
+    trial, this one included), or has passed (0). `alone`: this run was the only suspect in the death that is counted
+    here.
     """
 
     owner: str
@@ -113,8 +114,9 @@ class RunResumed(Event, tag="resumed"):
 
 
 class CancelRequested(Event, tag="cancel"):
-    """The run is cancelled, from here on. `unheard`: operations whose end stands before this entry and had not reached the flow
-    when the request came. It never does: they end here, with the cancellation, so that clean-up begins where the flow was."""
+    """The run is cancelled, from here on. `unheard`: operations whose end was recorded before this entry, and which the
+    flow had not been told when the request came. It is never told: these operations end here, with the cancellation, so
+    that clean-up begins where the flow was."""
 
     reason: str
     at: float
@@ -131,8 +133,8 @@ class Deadlocked(Event, tag="deadlocked"):
 
 
 class StepStarted(Event, tag="started"):
-    """Written before a step whose start must be known after a crash: it has a timeout, or on_crash="fail". And while a step is
-    under way that takes long, so that it can be seen (`long_steps.py`). It is no progress of the run."""
+    """Written before a step whose start must be known after a crash: it has a timeout, or on_crash="fail". Also written
+    during a step that takes long, so that people can see it (`long_steps.py`). It is not progress."""
 
     attempt: int
     at: float
@@ -156,7 +158,7 @@ class StepCompleted(Event, tag="step"):
     attempt: int
     at_us: int = 0
     took_us: int = 0
-    parts: tuple[int, ...] = ()  # short digests of each of several arguments, if it waited for anything
+    parts: tuple[int, ...] = ()  # a short digest per argument, of several; of plain values only if the step waited
 
 
 class StepFailed(Event, tag="error"):
@@ -172,9 +174,10 @@ class StepFailed(Event, tag="error"):
 class OperationCancelled(Event, tag="interrupted"):
     """The run's cancellation was raised at this operation, and replay raises it there again.
 
-    Or, `by_flow`: the flow gave up on it, by a timeout or task.cancel(). If its end was recorded before this entry, that came
-    too late: the flow never saw it. Otherwise this is its end: what it had begun was cancelled and has ended. `again`: the flow
-    had given up on it before, and waited for what it had begun to end; then it no longer did.
+    Or, `by_flow`: the flow gave up on the operation, by a timeout or task.cancel(). If the operation's end was recorded
+    before this entry, it came too late: the flow was never told. Otherwise this entry is its end: the work that it had
+    begun was cancelled and has ended. `again`: the flow had given up on it before and was waiting for that work to end;
+    now it gave up on that wait as well.
     """
 
     by_flow: bool = False
@@ -216,7 +219,7 @@ class SignalReceived(Event, tag="signal"):
 
 class RunSpawned(Event, tag="spawned"):
     run_id: str
-    error: ErrorRecord | None = None  # it could not be: the id is taken
+    error: ErrorRecord | None = None  # the run could not be spawned: the id is taken
     at: float = 0.0
 
 
@@ -245,8 +248,8 @@ class ItemCompleted(Event, tag="item"):
 
 
 class ForeachCut(Event, tag="cut"):
-    """A foreach found other items than before (or does another number of them at once): what is recorded from this index on no
-    longer counts, and the rest is found whenever it is asked for, since the order of before no longer holds."""
+    """A foreach found other items than before (or its concurrency changed): what is recorded from this index on no
+    longer counts. The flow gets the rest whenever it asks for it, since the recorded order is no longer valid."""
 
     index: int
     at: float = 0.0
@@ -278,7 +281,7 @@ AnyEvent = (
     | ForeachCut
 )
 
-TAGS = frozenset(str(kind.__struct_config__.tag) for kind in get_args(AnyEvent))  # those that this version knows
+TAGS = frozenset(str(kind.__struct_config__.tag) for kind in get_args(AnyEvent))  # the tags that this version knows
 
 encode_event = msgspec.json.Encoder().encode
 _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
@@ -304,7 +307,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 
 class Journal(msgspec.Struct, frozen=True):
-    """What restoring one tree takes: its latest checkpoint, if any, and the entries after it."""
+    """What is needed to restore one tree: its latest checkpoint, if any, and the entries after it."""
 
     root_id: str
     checkpoint: Checkpoint | None

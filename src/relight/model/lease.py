@@ -1,4 +1,4 @@
-"""Leases: who is alive, and who holds which run for how long. A hint about liveness; safety is the epoch."""
+"""Leases: which owners are alive, and which runs each of them owns. A hint about liveness; the epoch gives safety."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import msgspec
 
 
 class Process(msgspec.Struct, frozen=True):
-    """One process of one machine, so that whoever runs on the same machine can tell whether it is dead."""
+    """One process of one machine, so that other processes on the same machine can find out whether it is dead."""
 
     machine: str = ""  # boot and pid namespace; "" when unknown
     pid: int = 0
     started: int = 0  # the system's own start time of that pid: pids are used again
     life: str = ""  # the session's token, for sessions of one process
-    trouble: str = ""  # what it says is wrong with it: a part of it that keeps failing
+    trouble: str = ""  # what the process reports to be wrong with itself: parts that keep failing
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def session_from(row: Sequence[Any]) -> Session:
-    """From a stored row: owner, process as JSON, begun, last heartbeat, end, and what the manager's clock says now."""
+    """From a stored row: owner, process as JSON, begin, last heartbeat, end, and the manager's time now."""
     owner, process, started_at, heartbeat_at, expires_at, now = row
     return Session(
         owner=owner,
@@ -55,14 +55,14 @@ def name_of(owner: str) -> str:
 
 
 def same_manager(one: str, other: str) -> bool:
-    """Whether these names are of one lease manager. Of an etcd the place in it counts: its members come and go."""
+    """Whether these are names of the same lease manager. For etcd only the prefix counts: its members come and go."""
     if one.startswith("etcd://") and other.startswith("etcd://"):
         return one.removeprefix("etcd://").partition("/")[2] == other.removeprefix("etcd://").partition("/")[2]
     return one == other
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """A run's lease as it stands: held by `owner` until `expires_at`, unless a heartbeat moves that."""
+    """The present lease of a run: `owner` has it until `expires_at`, or longer if a heartbeat renews it."""
 
     run_id: str
     owner: str
@@ -73,28 +73,28 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class Acquired(msgspec.Struct, frozen=True):
-    """The run's lease is ours. Asking again for what we hold gives the same answer."""
+    """This session has the run's lease. Acquiring a lease again gives the same answer."""
 
 
 class OwnedBy(msgspec.Struct, frozen=True):
-    """Somebody else holds it, and is alive as far as the manager's clock tells."""
+    """Another owner has the lease, and is alive by the manager's clock."""
 
     owner: str
     expires_at: float
 
 
 class Released(msgspec.Struct, frozen=True):
-    """Nobody holds it any more."""
+    """The lease has no owner any more."""
 
 
 class NotOwner(msgspec.Struct, frozen=True):
-    """Nothing was released: the lease is `owner`'s, or nobody's."""
+    """Nothing was released: `owner` has the lease, or no owner has it (None)."""
 
     owner: str | None
 
 
 class Orphaned(msgspec.Struct, frozen=True):
-    """Pushed: this owner's session has ended or lapsed. `run_ids` are those known to have been its, perhaps not all."""
+    """A report: this owner's session has ended or lapsed. `run_ids` are runs that it owned, perhaps not all."""
 
     owner: str
     run_ids: tuple[str, ...] = ()

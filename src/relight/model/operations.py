@@ -1,7 +1,7 @@
 """A run's operations as people and programs are shown them: when each began and ended, its attempt, its errors.
 
-All of it comes from the replayed state, so that a run which is parked, finished or another process's is shown like one that is
-driven here. A step that is under way is there once it is announced: see `run/long_steps.py`.
+All of it comes from the replayed state, so that a run which is parked, finished or driven by another process is shown
+like one that is driven here. A step that is under way is shown once it is announced: see `run/long_steps.py`.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _ENDINGS = {
 
 
 class OperationReport(msgspec.Struct, kw_only=True):
-    """One operation of a run. Times are seconds since the epoch; None where the journal does not know them, as in entries that
-    were written before they had times."""
+    """One operation of a run. Times are seconds since the epoch; None if the journal does not have them, as in entries
+    of older versions."""
 
     key: str
     kind: str  # step | run | wait | timer | value | spawn | item
     state: str
-    """How it ended: done, failed, cancelled, timed out, given up, not heard of (the flow had given up on it). Or, before that:
-    running, waiting, backing off (until the next attempt), begun (nobody drives the run now), left behind (the run has
-    ended without it)."""
+    """How it ended: done, failed, cancelled, timed out, given up, not heard of (it ended after the flow had given up on
+    it). Or, if it has not ended: running, waiting, backing off (until the next attempt), begun (no process drives the
+    run now), left behind (the run has ended without it)."""
     attempt: int  # the last one; while it backs off, the next one
     started_at: float | None  # the first attempt
     attempt_started_at: float | None  # the attempt under way
@@ -47,7 +47,7 @@ class OperationReport(msgspec.Struct, kw_only=True):
     seconds: float | None  # from the start to the end, or until now
     until: float | None  # when a wait, or a back-off, is over
     deadline: float | None  # of the attempt under way
-    error: str | None  # with which it ended
+    error: str | None  # the error with which it ended
     last_error: str | None  # of the last attempt that failed and was followed by another
     traceback: str | None  # of `error`; without one, of `last_error`
     output: bytes | None  # JSON; empty when output_blob names a blob
@@ -63,7 +63,7 @@ class StepPage(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def operations(state: TreeState, row: Run, now: float) -> list[OperationReport]:
-    """Everything recorded in this run (its child runs included): what has ended, in the order of that, then what has not."""
+    """All recorded operations of this run and its child runs: those that have ended, in that order, then the others."""
     everything = len(state.outcomes) + len(state.open) + 1
     return page(state, row, now, limit=everything, every_kind=True).steps
 
@@ -79,9 +79,10 @@ def page(
     newest: bool = False,
     every_kind: bool = False,
 ) -> StepPage:
-    """The steps (or operations of every kind) of this run that come after the cursor, in the order of `operations`, or with the
-    `newest` first. Only a page of them is turned into reports. What ends between two pages comes on a later one, since it ends
-    last. `failed`: only those that have ended with an error, or are tried again after one."""
+    """The steps (or operations of every kind) of this run that come after the cursor, in the order of `operations`, or
+    with the `newest` first. Only one page of them is turned into reports. A step that ends between two pages is on a
+    later page, since it is the last that ended. `failed`: only steps that have failed, or are tried again after
+    that."""
     prefix = row.key_prefix
     found: list[tuple[tuple[bool, int], str, Outcome | Open]] = [
         ((False, one.sequence), key, one)
@@ -102,7 +103,7 @@ def page(
 
 
 def unfinished_steps(state: TreeState, row: Run, now: float) -> list[OperationReport]:
-    """Those that have begun and not ended, as far as that is journaled. What has ended is not looked at."""
+    """The steps that have begun and not ended, as far as the journal knows. Steps that have ended are not looked at."""
     found: list[tuple[tuple[bool, int], str, Outcome | Open]] = [
         ((True, one.sequence), key, one) for key, one in _inside(state.open, row.key_prefix) if one.kind == "step"
     ]
@@ -124,13 +125,14 @@ def error_text(error: ErrorRecord | None) -> str | None:
 
 
 def failure_reason(error: ErrorRecord) -> str:
-    """Why a run has failed, for its row: the beginning of its error. The whole of it is beside it."""
+    """Why a run has failed, for its row: the beginning of its error. The row's `error` field has the whole of it."""
     text = " ".join(prose(error_text(error) or "").split())
     return text if len(text) <= REASON_CHARS else text[: REASON_CHARS - 1] + "…"
 
 
 def _left_or_driven(state: TreeState, row: Run) -> tuple[bool, bool]:
-    """Whether the run has ended without what is open, and whether somebody drives it. A child run's row does not tell."""
+    """Whether the run has ended without its open operations, and whether a process drives it. The row of a child run
+    does not say so: it counts as driven."""
     return "" in state.outcomes, row.owner is not None or not row.is_root
 
 

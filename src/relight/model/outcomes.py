@@ -19,15 +19,15 @@ class Ending(enum.IntEnum):
     ERROR = 1
     CANCELLED = 2
     TIMED_OUT = 3
-    GIVEN_UP = 4  # the flow gave up on it, and what it had begun was cancelled
-    UNSEEN = 5  # it ended, but the flow had given up on it before it heard of that
+    GIVEN_UP = 4  # the flow gave up on the operation, and the work that it had begun was cancelled
+    UNSEEN = 5  # the operation ended, but the flow gave up on it before it was told
 
 
 class Outcome(msgspec.Struct, array_like=True, gc=False):
-    """The recorded end of one operation: what a replayed flow is given instead of doing it again."""
+    """The recorded end of one operation: on replay the flow is told this, and the operation is not done again."""
 
     sequence: int
-    kind: str  # step | run | wait | timer | value | spawn | item: what was asked for, to notice a flow that changed
+    kind: str  # step | run | wait | timer | value | spawn | item: what the flow asked for, to notice a changed flow
     ending: Ending
     output: Raw = NULL
     blob: str = ""
@@ -35,42 +35,40 @@ class Outcome(msgspec.Struct, array_like=True, gc=False):
     fingerprint: str = ""
     digest: str = ""
     attempt: int = 1
-    foreach: str = ""  # items only: their foreach's key and index
-    index: int = 0
-    message_id: int = 0  # signals only: which it was, and its name
-    name: str = ""
+    foreach: str = ""  # items only: the key of their foreach
+    index: int = 0  # items only
+    message_id: int = 0  # signals only
+    name: str = ""  # signals only
     again: bool = False  # unseen only: the flow gave up on it twice
     at: float = 0.0  # when its end was recorded; 0: unknown, as in journals of older versions
-    began: float = 0.0  # when it did: of a step, its first attempt; 0: unknown
-    last_error: ErrorRecord | None = (
-        None  # steps and runs that were tried again: how the attempt before this one failed
-    )
+    began: float = 0.0  # when it began: of a step, its first attempt; 0: unknown
+    last_error: ErrorRecord | None = None  # steps and runs that were tried again: how the attempt before failed
     parts: tuple[int, ...] = ()  # steps: see StepCompleted
 
     @property
     def interrupted(self) -> bool:
-        """A step that may not be repeated was running when its process died."""
+        """Whether this is a step that must not be repeated, and its process died while it was running."""
         return self.error is not None and self.error.type == INTERRUPTED
 
 
 class Open(msgspec.Struct, array_like=True):
-    """An operation that has begun and not ended: what a crash must not forget about it."""
+    """An operation that has begun and not ended: what must be known about it after a crash."""
 
     sequence: int
     kind: str  # step | run | wait
-    attempt: int = 1  # the attempt under way (or next, while `until` is a back-off)
+    attempt: int = 1  # the attempt under way; during a back-off, the next one
     deadline: float | None = None
     fatal: bool = False  # on_crash="fail", and this attempt was under way
     until: float | None = None  # end of a back-off or of a wait
     what: str = ""  # waits: sleep | timer | signal | run
     name: str = ""
-    at: float = 0.0  # when it began: of a step, the attempt under way; 0: unknown, as of one that has not begun yet
-    began: float = 0.0  # steps: when the first attempt did
+    at: float = 0.0  # when it began: of a step, the attempt under way; 0: unknown, or that attempt has not begun yet
+    began: float = 0.0  # steps: when the first attempt began
     last_error: ErrorRecord | None = None  # how the last attempt failed
 
 
 class Unclaimed(msgspec.Struct, array_like=True, gc=False):
-    """A signal that was taken for a wait which the flow had given up on: for whoever waits for it next."""
+    """A signal that was consumed for a wait which the flow had given up on. The next wait for this name receives it."""
 
     message_id: int
     name: str
@@ -79,7 +77,7 @@ class Unclaimed(msgspec.Struct, array_like=True, gc=False):
 
 
 class Cancellation(msgspec.Struct, array_like=True):
-    """That the run was cancelled, and where in its journal. See CancelRequested."""
+    """The cancellation of a run, and its place in the journal. See CancelRequested."""
 
     sequence: int
     reason: str
@@ -87,7 +85,7 @@ class Cancellation(msgspec.Struct, array_like=True):
 
 
 def item_scope(foreach: str, index: int, digest: str) -> str:
-    """The scope of one foreach item: position and content, so that a changed item finds none of the old one's work."""
+    """The scope of one foreach item: position and content, so that a changed item does not get old outcomes."""
     return f"{foreach}[{index}@{digest}]"
 
 

@@ -1,6 +1,7 @@
 """Replay: from journal entries to the state of a run's tree, by one pure fold (`tree.py`).
 
-`restore(checkpoint + tail)` equals `replay(all entries)`: a checkpoint is nothing but this state, encoded.
+Restoring a checkpoint and the entries after it gives the same state as replaying all entries: a checkpoint is this
+state, encoded.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def encode_state(state: TreeState) -> bytes:
 
 
 def restore(journal: j.Journal) -> TreeState:
-    """Checkpoint, then tail. A row that does not read back, or a gap, is a CorruptionError naming its sequence."""
+    """Apply the checkpoint, then the entries after it. Raises CorruptionError, with the sequence, for a row that does
+    not read back or a gap; and UpgradeRequiredError for something that only a newer version understands."""
     root_id, checkpoint = journal.root_id, journal.checkpoint
     state = TreeState()
     if checkpoint is not None:
@@ -92,7 +94,7 @@ def restore(journal: j.Journal) -> TreeState:
 
 
 class _Numbered(msgspec.Struct):
-    """As much of a checkpoint as every version can read."""
+    """The part of a checkpoint that every version can read."""
 
     format: int = 1
 
@@ -111,7 +113,7 @@ def _refuse_newer(checkpoint: j.Checkpoint, root_id: str, number: int) -> None:
 
 
 def _tag_of(event: bytes) -> str | None:
-    """None for what is no event of any version."""
+    """The kind of an encoded event; None for bytes that are no event of any version."""
     try:
         parts = msgspec.json.decode(event, type=list[Any])
     except msgspec.MsgspecError:

@@ -1,4 +1,4 @@
-"""What the metadata of a run is: its row, its statuses, and how runs are listed."""
+"""The metadata of a run: its row, its statuses, its messages, and how runs are listed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from relight.model.formats import not_understood
 
 
 class Status(enum.StrEnum):
-    """Where a run is. The last three are terminal: nothing in Relight takes a run out of them by itself. A person may resume a
-    run that recovery gave up on (cancelled, hold=recovery), and a retried flow begins its child runs again."""
+    """The state of a run. The last three are terminal: no process takes a run out of them by itself. A person may
+    resume a run that recovery gave up on (cancelled, hold=recovery), and a retried flow begins its child runs again."""
 
     PENDING = "pending"  # accepted, not driven yet
     RUNNING = "running"  # an orchestrator drives it (or did, until it crashed)
     WAITING = "waiting"  # provably blocked on a timer, a signal or another run
-    PAUSED = "paused"  # held: `hold` says why and `reason` says what frees it
+    PAUSED = "paused"  # held: `hold` says why, and `reason` says what frees the run
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -37,14 +37,14 @@ class Hold(enum.StrEnum):
 
     A run that ends with a hold (RECOVERY) keeps its inbox: it may come back."""
 
-    USER = "user"  # somebody called pause()
+    USER = "user"  # pause() was called
     DEFINITION = "definition"  # its flow is not registered here; freed when it is
     VERSION = "version"  # a step's code changed under version_mismatch="fail"
-    NONDETERMINISM = "nondeterminism"  # the flow asks for other steps than the journal holds
+    NONDETERMINISM = "nondeterminism"  # the flow asks for other steps than the journal has
     CORRUPT = "corrupt"  # a journal row or checkpoint does not read back
     POISON = "poison"  # its process died too often without progress of the run
-    REFUSED = "refused"  # the store cannot write what it did last
-    UPGRADE = "upgrade"  # a newer version of Relight has written to it; freed by one that understands it
+    REFUSED = "refused"  # the store cannot write what the run did last
+    UPGRADE = "upgrade"  # a newer version of Relight has written to the run; freed by a version that understands it
     RECOVERY = "recovery"  # of a cancelled run: recovery gave up on it, and it may be resumed by hand
 
 
@@ -59,7 +59,7 @@ class Run(msgspec.Struct, kw_only=True):
     updated_at: float
     flow_hash: str = ""
     parent_id: str | None = None
-    owner: str | None = None  # who holds the run in memory; None once it is parked
+    owner: str | None = None  # the session that has the run in memory; None once it is parked
     epoch: int = 0
     wake_at: float | None = None  # when a waiting run is due by itself
     hold: Hold | None = None
@@ -69,7 +69,7 @@ class Run(msgspec.Struct, kw_only=True):
     output: bytes | None = None  # JSON of a completed run; empty when output_blob names a blob
     output_blob: str = ""
     error: bytes | None = None  # JSON of an ErrorRecord of a failed or cancelled run
-    newer: str = ""  # what stands in its row that this version does not understand: then nothing is done with it
+    newer: str = ""  # what this version does not understand in the row; if not empty, the run is left alone
 
     @property
     def is_root(self) -> bool:
@@ -86,7 +86,7 @@ _HOLDS: dict[str | None, Hold | None] = {None: None, **{hold.value: hold for hol
 
 
 def run_of(status: str, hold: str | None, reason: str, **fields: Any) -> Run:
-    """A run from its stored row. One whose status or hold this version does not know reads as held for a newer one."""
+    """A run from its stored row. With a status or hold that is unknown here, it reads as held for an upgrade."""
     known = _STATUSES.get(status)
     if known is not None and hold in _HOLDS:
         return Run(status=known, hold=_HOLDS[hold], reason=reason, **fields)
@@ -108,16 +108,17 @@ class RunChange(msgspec.Struct, kw_only=True):
     output: bytes | None = None
     output_blob: str = ""
     error: bytes | None = None
-    # Of a root that leaves memory to wait or to be paused: the newest message it has heard. If its inbox holds a newer one (for
-    # a pause: one that ends it), it is due at once instead, and a paused one pending: whoever heard of that message while
-    # the run was still in memory has left it to the owner, who may die before he looks again.
+    # Of a root that leaves memory to wait or to be paused: the newest message that it has received. If its inbox has a
+    # newer one (for a pause: one that ends the pause), the run is due at once instead, and pending if it was to be
+    # paused. Other processes left that message to the owner, because the run was still in memory; and the owner may die
+    # before it looks again.
     heard: int | None = None
 
 
 class RunFilter(msgspec.Struct, kw_only=True, frozen=True):
-    """What a listing asks for. Newest first; `cursor` is the last page's `next_cursor`."""
+    """Which runs a listing contains. Newest first; `cursor` is the last page's `next_cursor`."""
 
-    status: tuple[Status, ...] = ()  # as they are read: PAUSED finds those of a newer version, too
+    status: tuple[Status, ...] = ()  # as `run_of` reads it: PAUSED also finds runs with a status of a newer version
     flow: str | None = None
     since: float | None = None  # created at or after
     parent_id: str | None = None
@@ -134,12 +135,12 @@ class Page(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def cursor_from(run: Run) -> str:
-    """The cursor of a listing that goes on after this run."""
+    """The cursor with which a listing goes on after this run."""
     return f"{run.created_at!r}:{run.id}"
 
 
 def parse_cursor(cursor: str | None) -> tuple[float, str]:
-    """The place it stands for: everything older is still to come."""
+    """The time and id after which the listing goes on."""
     if cursor is None:
         return float("inf"), ""
     created_at, _, run_id = cursor.partition(":")
@@ -150,7 +151,7 @@ def parse_cursor(cursor: str | None) -> tuple[float, str]:
 
 
 class ItemResult(msgspec.Struct, kw_only=True):
-    """One finished item of a foreach, for progress listings; the journal holds the same fact for replay."""
+    """One finished item of a foreach, for progress listings; the journal has the same fact for replay."""
 
     run_id: str
     key: str  # the foreach's key
@@ -166,7 +167,7 @@ class ForeachProgress(msgspec.Struct, kw_only=True, frozen=True):
     key: str
     done: int  # items that have finished
     failed: int = 0  # items whose function has raised, since the foreach was called last
-    total: int | None = None  # None: a version that did not write it down has begun this foreach
+    total: int | None = None  # None: this foreach was begun by an older version, which did not record it
 
 
 class _Totals(msgspec.Struct):
@@ -174,11 +175,11 @@ class _Totals(msgspec.Struct):
     failed: int
 
 
-TOTALS_INDEX = -1  # of the row that a foreach has among its items: how many there are, and how many have failed
+TOTALS_INDEX = -1  # the index of the `totals_row` among the items of a foreach
 
 
 def totals_row(run_id: str, key: str, total: int, failed: int) -> ItemResult:
-    """What a foreach writes down about itself, to be read beside its items. It replaces what it wrote before."""
+    """A row beside a foreach's items: how many items there are, and how many failed. It replaces the row before."""
     totals = msgspec.json.encode(_Totals(total, failed))
     return ItemResult(run_id=run_id, key=key, index=TOTALS_INDEX, digest="", output=totals)
 
@@ -192,7 +193,7 @@ def progress_of(key: str, done: int, totals: bytes | None) -> ForeachProgress:
 
 
 class LogLine(msgspec.Struct, kw_only=True):
-    """One line of a run's log. What happened to the run itself, recovery first of all, is the stream SERVER_LOG."""
+    """One line of a run's log. What happens to the run itself, such as recovery, goes to the stream SERVER_LOG."""
 
     run_id: str
     at: float
@@ -209,23 +210,23 @@ RESUMED_BY_HAND = "resumed by hand"  # the reason of a pending run that a person
 class News(enum.Flag):
     """What another process may have written."""
 
-    DUE = enum.auto()  # roots that nobody holds and that are due, or due earlier than was known
+    DUE = enum.auto()  # roots without an owner that are due, or due earlier than was known
     MAIL = enum.auto()  # messages in inboxes
     RUNS = enum.auto()  # runs that have ended, or whose status has changed
-    HELD = enum.auto()  # runs held for want of their flow or of a newer version, which another process may have
+    HELD = enum.auto()  # runs that were held because their flow or format was unknown; another process may know it
     ANYTHING = DUE | MAIL | RUNS | HELD
 
 
 class MessageKind(enum.StrEnum):
-    """What a run can be told."""
+    """The kinds of messages to a run."""
 
     SIGNAL = "signal"
     CANCEL = "cancel"
     PAUSE = "pause"
     RESUME = "resume"
-    ENDED = "ended"  # a run tells whoever waits for it that it has ended; `name` is its id
-    JOIN = "join"  # the run `name` waits for the end of this one, and is told by the store when that comes
-    NEWER = "newer"  # never stored: how a kind reads, its `name`, that this version does not know
+    ENDED = "ended"  # to a run that waits for another: that run, whose id is `name`, has ended
+    JOIN = "join"  # the run `name` waits for the end of this one; the store then posts ENDED to it
+    NEWER = "newer"  # never stored: stands for a kind that this version does not know; `name` is that kind
 
 
 ENDS_PAUSE = frozenset({MessageKind.RESUME, MessageKind.CANCEL})
@@ -235,16 +236,16 @@ _KINDS: dict[str, MessageKind] = {kind.value: kind for kind in MessageKind if ki
 
 
 def message_of(kind: str, name: str, **fields: Any) -> Message:
-    """A message from its stored row, also of a kind that this version does not know."""
+    """A message from its stored row. A kind that this version does not know becomes NEWER."""
     known = _KINDS.get(kind)
     return Message(kind=known or MessageKind.NEWER, name=kind if known is None else name, **fields)
 
 
 class Message(msgspec.Struct, kw_only=True):
-    """Something told to a run from outside its owner: unfenced on purpose, since the teller does not own the run.
+    """A message to a run. Any process may post it: it is unfenced on purpose, since the sender does not own the run.
 
     It stays in the run's inbox until an entry of the run consumes it in the same commit, so it is neither lost nor
-    taken twice. `dedup` makes telling it again (after a lost answer) harmless.
+    consumed twice. `dedup` makes posting it again (after a lost answer) harmless.
     """
 
     run_id: str  # a root run
@@ -258,6 +259,6 @@ class Message(msgspec.Struct, kw_only=True):
 
     @classmethod
     def end_of(cls, run_id: str, epoch: int, at: float, *, to: str) -> Message:
-        """Tells the run `to` that this one has ended under this epoch: once, whether it does so by itself or the store for it;
-        and again, should it be brought back and end again, since its epoch is greater then."""
+        """A message to the run `to`: this run has ended under this epoch. The dedup makes it one message, whether the
+        run or the store posts it. If the run is resumed and ends again, its epoch is greater: that is a new message."""
         return cls(run_id=to, kind=MessageKind.ENDED, name=run_id, dedup=f"ended:{run_id}:{epoch}", at=at)

@@ -1,8 +1,8 @@
 """Text that every store keeps as it is.
 
-PostgreSQL has no NUL in its texts, SQLite's JSON functions end a text there, and half of a surrogate pair is no UTF-8. So ids
-and names must have neither, on any backend: they are refused. What is only written for people (reasons, log lines) may quote
-anything, an exception's message for one. There the character is replaced: it must not fail a whole commit.
+PostgreSQL cannot store a NUL in a text, SQLite's JSON functions end a text there, and half of a surrogate pair is not
+UTF-8. So an id or name with one of these is refused, on any backend. Texts for people (reasons, log lines) may quote
+anything, such as an exception's message. In these the character is replaced: it must not make a whole commit fail.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from relight.errors import ConfigError, PayloadError
 from relight.model.run import Message, Run, RunFilter
 
-SAME_LINES = 1000  # so many of a log's last lines are looked through for one that is given again
-MAX_NAME = 255  # characters; what is longer does not fit into an index
+SAME_LINES = 1000  # how many of a log's last lines are compared with a new line, to recognise a repeated one
+MAX_NAME = 255  # characters; a longer name does not fit into an index
 
 
 def storable(text: str) -> bool:
@@ -29,7 +29,7 @@ def storable(text: str) -> bool:
 
 
 def check_text(text: object, what: str) -> str:
-    """An id or a name. Raises PayloadError."""
+    """Check an id or a name. Raises PayloadError."""
     if not isinstance(text, str):
         raise PayloadError(f"{what} {text!r}: give a str, not {type(text).__name__}")
     if not storable(text):
@@ -38,7 +38,7 @@ def check_text(text: object, what: str) -> str:
 
 
 def check_name(text: object, what: str) -> str:
-    """A name that somebody chose. Raises PayloadError."""
+    """Check a name that a user chose. Raises PayloadError."""
     name = check_text(text, what)
     if not 1 <= len(name) <= MAX_NAME:
         raise PayloadError(f"{what} {name[:40]!r}: give 1 to {MAX_NAME} characters, not {len(name)}")
@@ -46,7 +46,7 @@ def check_name(text: object, what: str) -> str:
 
 
 def prose(text: str) -> str:
-    """Text for people, as every store takes it."""
+    """Text for people, with the characters replaced that some store cannot keep."""
     if storable(text):
         return text
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "backslashreplace").decode()
@@ -56,21 +56,21 @@ def prose(text: str) -> str:
 
 
 def check_run(run: Run) -> None:
-    """A row that is inserted. Raises PayloadError."""
+    """Check a row before it is inserted. Raises PayloadError."""
     check_text(run.id, "run id")
     check_text(run.flow, "flow name")
     check_text(run.owner or "", "owner")
 
 
 def check_message(message: Message) -> None:
-    """A message that is put into an inbox. Raises PayloadError."""
+    """Check a message before it is put into an inbox. Raises PayloadError."""
     check_text(message.run_id, "run id")
     check_text(message.name, "name of a signal")
     check_text(message.dedup or "", "id of a signal")
 
 
 def check_rows(created: Run | None, runs: Iterable[Run], messages: Iterable[Message]) -> None:
-    """What a commit inserts, before anything of it is written. Raises PayloadError."""
+    """Check the rows and messages of a commit before anything of it is written. Raises PayloadError."""
     if created is not None:
         check_run(created)
     for run in runs:
@@ -80,7 +80,7 @@ def check_rows(created: Run | None, runs: Iterable[Run], messages: Iterable[Mess
 
 
 def check_filter(where: RunFilter) -> RunFilter:
-    """What a listing asks for. Raises ConfigError, or PayloadError for a text that nothing can have."""
+    """Check the filter of a listing. Raises ConfigError, or PayloadError for a text that no run can have."""
     since = where.since
     if since is not None and (isinstance(since, bool) or not isinstance(since, int | float) or math.isnan(since)):
         raise ConfigError(

@@ -16,15 +16,15 @@ from relight.model.outcomes import Cancellation, Ending, Open, Outcome, Unclaime
 
 
 def retried_at(retried: Mapping[str, int], key: str) -> int:
-    """When the flow around `key` was called again last; 0 if it never was. `retried` is that of a TreeState."""
+    """The sequence at which the flow around `key` was last retried; 0: never. `retried` is that of a TreeState."""
     return (
         max((at for flow, at in retried.items() if not flow or key.startswith(flow + "/")), default=0) if retried else 0
     )
 
 
 def generation_path(generation: int) -> str:
-    """The path of the flow's own code. Every generation but the first has its own: the keys of its operations are no earlier
-    one's, and neither are the ids of what it spawns, nor the idempotency keys of its steps."""
+    """The path of the flow's own code. Every generation but the first has its own, so that the keys of its operations,
+    the ids of the runs that it spawns and the idempotency keys of its steps are new."""
     return f"@{generation}" if generation > 1 else ""
 
 
@@ -40,24 +40,24 @@ class TreeState(msgspec.Struct):
     crashes: Crashes = NO_CRASHES  # since the last progress
     retried: dict[str, int] = {}  # flows that were called again, by key: the sequence at which that was decided
     unclaimed: list[Unclaimed] = []
-    deadlocks: list[int] = []  # sequences at which the flow was told that nothing would ever wake it
-    cuts: list[str] = []  # foreach operations whose items have changed between two lives of the run
-    format: int = 1  # of this state, once encoded: raised by whatever an older version must not ignore (see formats.py)
+    deadlocks: list[int] = []  # sequences at which the flow was cancelled because nothing would ever wake it
+    cuts: list[str] = []  # keys of foreach operations whose items differed when the run was taken up again
+    format: int = 1  # of this state, once encoded: raised by what an older version must not ignore (see formats.py)
     generation: int = 1  # how often its flow has begun: see RunContinued
 
     def apply(self, sequence: int, event: j.AnyEvent) -> None:
-        """Fold one entry in. Order matters: entries come in sequence, without gaps."""
+        """Apply one entry. Entries come in the order of their sequences, without gaps."""
         self.sequence = sequence
         kind = type(event)
         if type(event) is j.RunRecovered:
             self.crashes = self.crashes.after(event)
-        elif kind is not j.StepStarted:  # which says that something was tried again, and not that it succeeded
+        elif kind is not j.StepStarted:  # an attempt that began is no progress
             self.crashes = NO_CRASHES
         _FOLD[kind](self, sequence, event)
 
     def end(self, key: str, outcome: Outcome) -> None:
-        """Record an ending. A step that was executed once more because its code had changed keeps its place: the flow is given
-        it there again. Not so what an earlier attempt of its flow had finished: that has no place any more."""
+        """Record an ending. A step that was executed again because its code had changed keeps its place in the order:
+        the flow is told its outcome there again. An outcome from an earlier attempt of the flow has no place."""
         begun = self.open.pop(key, None)
         if begun is not None:
             outcome.began = begun.began or begun.at or outcome.began
@@ -67,7 +67,7 @@ class TreeState(msgspec.Struct):
             if before.sequence > self.retried_at(key):
                 outcome.sequence = before.sequence
             else:
-                del self.outcomes[key]  # they stand in the order of their sequences
+                del self.outcomes[key]  # inserted again below: outcomes are in the order of their sequences
         self.outcomes[key] = outcome
 
     @property
@@ -76,20 +76,20 @@ class TreeState(msgspec.Struct):
         return generation_path(self.generation)
 
     def retried_at(self, key: str) -> int:
-        """See the function of that name."""
+        """See the function `retried_at`."""
         return retried_at(self.retried, key)
 
     def is_kept(self, key: str, outcome: Outcome) -> bool:
-        """Whether this has no place in the order any more, and is found done whenever the flow asks for it: an earlier attempt
-        of its flow finished it, or it belongs to a foreach whose items have changed."""
+        """Whether this outcome has no place in the order any more, so that the flow is told it whenever it asks for the
+        operation: an earlier attempt of the flow finished it, or it belongs to a foreach whose items have changed."""
         if self.cuts and any(key.startswith(foreach + "[") for foreach in self.cuts):
             return True
         return bool(self.retried) and outcome.sequence < self.retried_at(key)
 
     def forget_failures(self, scope: str) -> None:
-        """Before a flow is called again: drop what failed (and what was failing) under `scope`, keep what completed.
+        """Before a flow is called again: drop what failed or was open under `scope`, keep what completed.
 
-        A step that may not be repeated stays as it is: begun, or known to have been interrupted.
+        A step that must not be repeated stays as it is: begun, or known to have been interrupted.
         """
         prefix = scope + "/" if scope else ""
 
@@ -100,7 +100,7 @@ class TreeState(msgspec.Struct):
         self.open = {k: o for k, o in self.open.items() if not inside(k) or o.fatal}
 
     def take_back(self, outcome: Outcome | None) -> None:
-        """The flow never heard of it. A signal is for whoever waits for it next."""
+        """The flow is never told this outcome. If it is a signal, the next wait for that name receives it."""
         if outcome is not None and outcome.message_id:
             taken = Unclaimed(outcome.message_id, outcome.name, outcome.output, outcome.blob)
             bisect.insort(self.unclaimed, taken, key=lambda one: one.message_id)
@@ -117,8 +117,8 @@ class TreeState(msgspec.Struct):
         self.children = {k: c for k, c in self.children.items() if not dropped(k)}
 
     def before(self, sequence: int) -> dict[str, Outcome]:
-        """What a fork starts from: everything that had ended before `sequence`, renumbered to lie before a new journal's
-        first entry, in the same order."""
+        """What a fork starts from: all outcomes before `sequence`, in the same order, with new sequences that lie
+        before the first entry of a new journal."""
         kept = {key: outcome for key, outcome in self.outcomes.items() if outcome.sequence < sequence}
         first = 1 - len(kept)
         return {
@@ -131,8 +131,8 @@ _FAILED = (Ending.ERROR, Ending.GIVEN_UP, Ending.UNSEEN)
 
 
 def _lasts(outcome: Outcome) -> bool:
-    """Whether an outcome outlives the attempt of the flow it belongs to. asyncio's timers do not: the next attempt has its
-    own, or an asyncio.timeout() that expired once would do so for ever."""
+    """Whether an outcome is kept when its flow is called again. asyncio's timers are not: otherwise an
+    asyncio.timeout() that expired in one attempt would expire in every attempt."""
     return outcome.interrupted or (outcome.ending not in _FAILED and outcome.kind != "timer")
 
 
@@ -147,7 +147,7 @@ def _created(s: TreeState, n: int, e: j.RunCreated) -> None:
     s.open[e.key] = Open(n, "run", at=e.at)
     before = s.outcomes.get(e.key)
     if before is not None and s.is_kept(e.key, before):
-        del s.outcomes[e.key]  # a retried flow has called it with another input: what it gave before does not count
+        del s.outcomes[e.key]  # a retried flow calls the child run with another input: its old result does not count
 
 
 def _run_completed(s: TreeState, n: int, e: j.RunCompleted) -> None:
@@ -183,7 +183,7 @@ def _recovered(s: TreeState, n: int, e: j.RunRecovered) -> None:
 
 
 def _resumed(s: TreeState, n: int, e: j.RunResumed) -> None:
-    s.outcomes.pop("", None)  # recovery had given up on it
+    s.outcomes.pop("", None)  # the run's end, if recovery had given up on it
 
 
 def _cancel(s: TreeState, n: int, e: j.CancelRequested) -> None:
@@ -230,15 +230,15 @@ def _operation_cancelled(s: TreeState, n: int, e: j.OperationCancelled) -> None:
         s.end(e.key, Outcome(n, "any", Ending.CANCELLED, at=e.at))
         return
     before = s.outcomes.get(e.key)
-    if before is not None and not s.is_kept(e.key, before):  # it had ended, but the flow did not hear of it any more
+    if before is not None and not s.is_kept(e.key, before):  # it had ended, and the flow was not told
         s.take_back(before)
-        error = before.error if before.interrupted else None  # a flow that is called again must not execute it either
+        error = before.error if before.interrupted else None  # a retried flow must not execute it again
         unseen = Outcome(before.sequence, before.kind, Ending.UNSEEN, error=error, again=e.again)
         unseen.at, unseen.began = before.at, before.began
         s.outcomes[e.key] = unseen
         return
     begun = s.open.pop(e.key, None)
-    if begun is None or begun.kind != "wait":  # a wait that was given up on leaves nothing to be told of
+    if begun is None or begun.kind != "wait":  # a wait that the flow gave up on needs no outcome
         s.outcomes.pop(e.key, None)
         given_up = Outcome(n, "any", Ending.GIVEN_UP, at=e.at)
         if begun is not None:

@@ -1,7 +1,8 @@
 """Noticing that another process has claimed a run which is in memory here.
 
-A run that writes is fenced by that. One that only waits (for a socket, or with a long park_after) would linger in memory, and
-so would whoever awaits its result here. So when others have written, the epochs of the runs in memory are looked at.
+When the run writes, the store fences it. A run that only waits (for a socket, or with a long park_after) would stay in
+memory, and a caller that awaits its result here would wait on. So when other processes have written, this process
+compares the epochs of its runs with the store.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 from relight.run.live_run import LiveRun
 from relight.run.services import Services
 
-LOOK_SECONDS = 1.0  # at least so long between two looks
+LOOK_SECONDS = 1.0  # the shortest time between two looks
 
 
 class ClaimedElsewhere:
-    """One per orchestrator. A process that has the store for itself never looks."""
+    """One per orchestrator. While no other process writes to the store, it never looks."""
 
     def __init__(self, services: Services, live: dict[str, LiveRun]) -> None:
         self._services = services
@@ -22,7 +23,7 @@ class ClaimedElsewhere:
         self.others_wrote = False
 
     def suspect(self) -> None:
-        """Our lease had lapsed: look in the next pass, whatever others wrote."""
+        """The lease of this process had lapsed: look in the next pass, in any case."""
         self.others_wrote, self._next_look = True, 0.0
 
     async def look(self) -> None:

@@ -15,7 +15,7 @@ from relight.run.arguments import check_run_id
 
 
 async def fork(orchestrator: Orchestrator, run_id: str, from_step: str | None, new_id: str | None) -> str:
-    """One commit: the new run with a checkpoint of what it inherits. The old run is only read, whatever its status."""
+    """One commit: the new run, with a checkpoint of what it inherits. The old run, in any status, is only read."""
     services = orchestrator.services
     row = await services.store.get_run(run_id)
     if row is None:
@@ -30,20 +30,18 @@ async def fork(orchestrator: Orchestrator, run_id: str, from_step: str | None, n
     assert state.created is not None
     outcomes = state.before(_sequence_of(state, run_id, from_step))
     forked_id = services.entropy.run_id() if new_id is None else check_run_id(new_id)
-    data, blob = (
-        bytes(state.created.input),
-        state.created.input_blob,
-    )  # of its generation: the row has that of the first
+    # The input of this generation: the row has the input of the first one.
+    data, blob = bytes(state.created.input), state.created.input_blob
     if blob:
         data = check_blob(await services.store.get_blob(blob), blob, run_id)
     commit, created = creation(services.config.payload.blob_threshold, flow, forked_id, data, services.clock.now())
     created = msgspec.structs.replace(created, forked_from=run_id)
     commit.entries = [j.encode_event(created)]
-    # What a flow's earlier attempts finished is found whenever it is asked for, as in the old run.
+    # The flow gets what its earlier attempts finished whenever it asks for that, as in the old run.
     retried = dict.fromkeys(state.retried, 1)
     inherited = TreeState(sequence=1, created=created, outcomes=outcomes, retried=retried, cuts=state.cuts)
     inherited.unclaimed = state.unclaimed
-    inherited.generation, inherited.format = state.generation, state.format  # its keys begin with it
+    inherited.generation, inherited.format = state.generation, state.format  # its keys begin with the generation
     commit.state = encode_state(inherited)
     result = await services.recorder.create(commit)
     if isinstance(result, Exists):
@@ -53,7 +51,7 @@ async def fork(orchestrator: Orchestrator, run_id: str, from_step: str | None, n
 
 
 def _sequence_of(state: TreeState, run_id: str, from_step: str | None) -> int:
-    """Where the inheritance ends: before the first record of this step."""
+    """The sequence before which everything is inherited: that of this step's outcome."""
     if from_step is None:
         return 0
     outcome = state.outcomes.get(from_step)

@@ -1,4 +1,4 @@
-"""Health: how this process is, for whoever watches over it; and what it does when a part of it cannot be kept alive."""
+"""Health: the state of this process, for monitoring; and what it does when a part of it cannot be kept alive."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from relight.telemetry import Token, log
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """How an engine is. `ok` is what an alert should look at."""
+    """The state of an engine. An alert should look at `ok`."""
 
-    ok: bool  # it drives runs (or is a client), commits are taken, threads can be had, and no part of it is failing
+    ok: bool  # it may drive runs (or is a client), the store takes commits, threads can be had, and no part is failing
     owner: str
     holds_lease: bool  # a client has none
     fault: str | None  # why nothing is being committed right now
@@ -28,14 +28,14 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def health_of(services: Services, live: Sized) -> Health:
-    """As of now. It reads memory only, so it answers also when the store does not; from any thread."""
+    """The health as of now. It reads memory only, so it works also when the store does not answer; from any thread."""
     parts = sorted((part.health for part in list(services.supervisor.parts.values())), key=lambda part: part.name)
-    held, fault, refused = services.heartbeats.may_drive, services.recorder.fault, services.threads.refused
+    may_drive, fault, refused = services.heartbeats.may_drive, services.recorder.fault, services.threads.refused
     able = fault is None and not refused and not any(part.failing for part in parts)
     return Health(
-        ok=(held or not services.config.drive) and able,
+        ok=(may_drive or not services.config.drive) and able,
         owner=services.owner,
-        holds_lease=held,
+        holds_lease=may_drive,
         fault=fault,
         runs_in_memory=len(live),
         abandoned_threads=services.threads.abandoned,
@@ -45,7 +45,7 @@ def health_of(services: Services, live: Sized) -> Health:
 
 
 def report_failure(part: Part, error: Exception, pause_seconds: float) -> None:
-    """An outage is said as one, when it begins; anything else is a bug."""
+    """Log why a part failed: an outage as a warning, once, when it begins; anything else as a bug."""
     if isinstance(error, StoreError):
         token = Token.RECOVERY_FAILED if part.essential else Token.WATCH_FAILED
         level = logging.WARNING if part.outages == 1 else logging.DEBUG
@@ -54,13 +54,13 @@ def report_failure(part: Part, error: Exception, pause_seconds: float) -> None:
         log(
             logging.CRITICAL,
             Token.INTERNAL_ERROR,
-            f"{part.name} broke ({part.failures} times by now): {error!r}; it is begun again in {pause_seconds:.2g}s",
+            f"{part.name} broke ({part.failures} times by now): {error!r}; it starts again in {pause_seconds:.2g}s",
             error,
         )
 
 
 def let_go_when_broken(supervisor: Supervisor, heartbeats: Heartbeats) -> None:
-    """A process that cannot do its work must not keep others from doing it."""
+    """A process that cannot do its work gives its lease away, so that other processes can drive its runs."""
 
     def broken(part: Part) -> None:
         log(
@@ -75,6 +75,6 @@ def let_go_when_broken(supervisor: Supervisor, heartbeats: Heartbeats) -> None:
         heartbeats.go_on()
 
     def back(part: Part) -> None:
-        log(logging.WARNING, Token.RECOVERY_FAILED, f"{part.name} is answered again, after {part.outages} tries")
+        log(logging.WARNING, Token.RECOVERY_FAILED, f"{part.name} gets answers again, after {part.outages} tries")
 
     supervisor.on_broken, supervisor.on_mended, supervisor.on_back = broken, mended, back

@@ -1,6 +1,7 @@
-"""The orchestrator: which runs are in memory, how they come in and leave, and who is told when one ends.
+"""The orchestrator: which runs are in memory, how they come in and leave, and who waits for their end.
 
-Runs come in through `start`, through recovery, and because the `Waker` saw that they are due, told something, or freed.
+Runs come in through `start`, through recovery, and through the `Waker`: it finds runs that are due, have a message, or
+are free to go on after a hold.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from relight.run.recording import RUNNING
 from relight.run.services import Services
 from relight.telemetry import Token, log
 
-ARRIVAL_SECONDS = 5.0  # when we stop: for what is being taken up or created, to let go of it with the others
+ARRIVAL_SECONDS = 5.0  # how long `stop` waits for runs that are being taken up or created, to let go of them too
 
 
 class Orchestrator:
@@ -69,7 +70,7 @@ class Orchestrator:
         self.waker.start()
 
     async def stop(self, grace_seconds: float) -> None:
-        """Take nothing up any more; let steps in flight finish, within the grace; take every run out of memory."""
+        """Take up no more runs; let steps in flight finish, within the grace; take every run out of memory."""
         self.memory.stopping = True
         self.trials.stop()
         await self.waker.stop()
@@ -86,15 +87,15 @@ class Orchestrator:
         await self.watchers.last_look()
 
     async def _let_go_at_the_end(self, run: LiveRun, grace_seconds: float) -> None:
-        """Whatever breaks for one run, the others are let go of, and the engine closes."""
+        """An error in one run must not keep the other runs in memory, nor keep the engine from closing."""
         try:
             await self._let_go(run, grace_seconds, "its orchestrator stops")
-        except Exception as error:  # noqa: BLE001 - a bug of ours: that run is freed with the session
+        except Exception as error:  # noqa: BLE001 - a bug of ours: the end of the session frees that run
             log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {run.id}: letting go of it broke: {error!r}", error)
             run.broke(error)
 
     async def _all_gone(self, until: float) -> None:
-        """Runs that were leaving already, to be parked or paused or for a lost lease, do that in their own time."""
+        """Wait for the runs that were leaving already, because they are parked or paused or the lease was lost."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until):
                 while self.live:
@@ -102,9 +103,9 @@ class Orchestrator:
                     await self.memory.departed.wait()
 
     async def _let_go(self, run: LiveRun, grace_seconds: float, why: str) -> None:
-        """Take one run out of memory: it is free at once for anybody to take up, and that counts as no crash."""
+        """Take one run out of memory. Any orchestrator may take it up at once, and this does not count as a crash."""
         if run.next is not None:
-            return  # `continued` lets go of its next generation in its place
+            return  # `continued` lets go of the next generation instead
         if run.blocked:
             await leaving.park(run)
             return
@@ -115,20 +116,22 @@ class Orchestrator:
             run.log(Token.RUN_RELEASED, f"released by {self.services.owner}: {why}")
 
         await leaving.depart(run, why, grace_seconds, write)
-        # For ourselves, if the lease was regained before the store had taken this: nobody tells us what we wrote.
+        # If the lease was regained before this commit, this process may take the run up again. The store sends a
+        # process no hint about its own writes.
         self.waker.look_for_due()
 
     def _release(self, run: LiveRun, why: str) -> None:
-        """Let go of a run whose code has not been called. From now on it hears nothing: a pause that it heard and left memory for
-        would hide what was in its inbox before."""
+        """Let go of a run whose code has not been called. From now on it receives no messages: if it received a pause
+        and left memory for that, the older messages in its inbox would count as received."""
         leaving.stop(run, why)
         self.services.background.start(self._let_go(run, 0.0, why), "release", run.broke)
 
     # ---- the lease
 
     def let_go_of_all(self) -> None:
-        """The lease could not be renewed and lapses in a third of its ttl: stop driving before that. What the store still
-        takes is released for others; what it does not take waits in the recorder, and is fenced if others were faster."""
+        """The lease could not be renewed and lapses in a third of its ttl: stop driving before that. Runs whose release
+        the store accepts are free for others. Other releases wait in the recorder. They are fenced if another process
+        has claimed the run meanwhile."""
         grace = self.services.config.recovery.lease_ttl_seconds / 6
         for run in list(self.live.values()):
             self.services.background.start(
@@ -136,7 +139,7 @@ class Orchestrator:
             )
 
     def lease_regained(self, lapsed: bool) -> None:
-        """The lease is ours again. If it had lapsed, others may have claimed what is still in memory here."""
+        """This process has its lease again. If it had lapsed, others may have claimed runs that are in memory here."""
         self.waker.look_for_messages()
         self.waker.look_for_lost()
         if lapsed:
@@ -162,7 +165,7 @@ class Orchestrator:
         await self.memory.wait_for_room()
 
     def reserve(self, run_id: str) -> bool:
-        """A run is about to be created: whether a room is promised to it. `release` follows in any case."""
+        """A run is about to be created: whether room is reserved for it. The caller calls `release` in any case."""
         if self.memory.stopping:
             raise StoreUnavailableError("this Relight is stopping: nothing can be started any more")
         self.memory.creating[run_id] += 1
@@ -172,9 +175,9 @@ class Orchestrator:
         return True
 
     def release(self, run_id: str, reserved: bool) -> None:
-        """Creating a run is over, with whatever result."""
+        """Creating a run has succeeded or failed."""
         self.memory.created(run_id, reserved)
-        # Later, when the run that came of it, if any, is in memory: if none did, somebody may have waited for its room.
+        # Called later, when the new run is in memory. If the creation failed, another run may be waiting for the room.
         self.services.loop.call_soon(self._released, run_id)
         if run_id in self.uncertain:
             self.waker.wake_up()
@@ -185,7 +188,7 @@ class Orchestrator:
         self._room_is_free()
 
     def _is_idle(self) -> bool:
-        """Whether nothing is on its way into memory, and all that is there only waits."""
+        """Whether no run is on its way into memory, and every run in memory only waits."""
         memory, bodies = self.memory, self.services.bodies
         return not (memory.taking or memory.creating or bodies.queue or bodies.looking) and all(
             run.blocked and run.writer.idle and run.phase is DRIVEN for run in memory.live.values()
@@ -197,11 +200,11 @@ class Orchestrator:
             self.waker.wake_up()
 
     def taken_up(self, run_ids: Sequence[str]) -> None:
-        """Taking these up is over, whether they are in memory now or not. If not, their room is free again."""
+        """These runs are in memory now, or could not be taken up. In the second case their room is free again."""
         self.memory.taken_up(run_ids)
-        told = [run_id for run_id in run_ids if run_id not in self.memory.creating and self.delivery.forget(run_id)]
-        if told:
-            self.waker.look_for_due()  # they were told something, and are due if nobody has them
+        posted = [run_id for run_id in run_ids if run_id not in self.memory.creating and self.delivery.forget(run_id)]
+        if posted:
+            self.waker.look_for_due()  # messages were posted to these runs, so those without an owner are due
         self._room_is_free()
 
     def check_ownership(self, run_ids: Sequence[str], *, crashed: bool) -> None:
@@ -209,9 +212,8 @@ class Orchestrator:
         self.waker.wake_up()
 
     def drive_new(self, row: Run, state: TreeState, flow: Flow[..., object], lapses: int) -> None:
-        if (
-            row.id in self.live
-        ):  # started twice in one tick of the clock: the store took the second for the first, repeated
+        if row.id in self.live:
+            # The run was started twice in one tick of the clock: to the store, the second start repeated the first.
             return
         if not self.services.config.recovery.enabled:
             self.memory.own.add(row.id)
@@ -220,25 +222,25 @@ class Orchestrator:
         self.drive(run, flow, [])
 
     def drive(self, run: LiveRun, flow: Flow[..., object], messages: Sequence[Message]) -> None:
-        """Put a run into motion."""
+        """Begin to drive a run."""
         self.enter(run)
         self.services.heartbeats.attach(run.id)
         if self.memory.stopping:
-            # Created a moment too late: its code is not called any more, and `stop` lets go of it. Until then it hears
-            # nothing, as in `_release`.
+            # The run was created too late: its code is not called here, and `stop` lets go of it. Until then it
+            # receives no messages, for the reason that `_release` gives.
             leaving.stop(run, "its orchestrator stops")
             return
-        if not self.services.heartbeats.may_drive:  # also too late: everything that was in memory has been let go of
-            self.delivery.forget(run.id)  # it is in the store, for whoever takes the run up
+        if not self.services.heartbeats.may_drive:  # too late as well: all runs that were in memory have been let go of
+            self.delivery.forget(run.id)  # its messages are in the store, for the process that takes the run up
             self._release(run, "its orchestrator has lost its lease")
             return
         if run.status is not RUNNING and run.status in (Status.PAUSED, Status.PENDING):
             run.set_running()
-        told, newest = self.delivery.opened_for(run, messages)
-        for message in told:
+        to_deliver, newest = self.delivery.opened_for(run, messages)
+        for message in to_deliver:
             run.deliver(message)
-        if run.stopping is None:  # else it has heard what it could
-            run.inbox.heard = max(run.inbox.heard, newest)  # a pause that was taken back must not be heard of once more
+        if run.stopping is None:  # a run that stops keeps the number of the last message that it received
+            run.inbox.heard = max(run.inbox.heard, newest)  # a pause that was taken back must not be delivered again
         if run.cancel_reason is not None:
             cancel.begin_grace(run)
         execute.drive(run, flow)
@@ -246,7 +248,7 @@ class Orchestrator:
     def enter(self, run: LiveRun) -> None:
         self.memory.enter(run)
 
-    # ---- Host: what runs tell
+    # ---- Host: what runs report
 
     def ended(self, run: LiveRun) -> None:
         self.memory.leave(run)
@@ -256,7 +258,7 @@ class Orchestrator:
         self.memory.own.discard(run.id)
         self.notify_watchers(run.id, run.departure.outcome)
         if run.row.parent_id is not None or run.inbox.joined:
-            self.look_for_messages()  # the message to whoever waits for it is in the store now
+            self.look_for_messages()  # the store now has the message to the run that waits for this one
         self._room_is_free()
 
     def continued(self, run: LiveRun) -> None:
@@ -266,7 +268,7 @@ class Orchestrator:
         self.live[run.id] = begun
         flow = self.services.registry.find(run.row.flow)
         if flow is None or not self.services.heartbeats.may_drive or self.memory.stopping:
-            # Whoever lets go of everything has come in the moment in which it was committed.
+            # `stop` or `let_go_of_all` was called while the next generation was being committed, and skipped this run.
             self._release(begun, "its orchestrator stops, or has lost its lease")
         elif self.room <= 0 and self.waker.wants_room:
             self.services.background.start(self._make_room(begun), "release", begun.broke)
@@ -274,7 +276,7 @@ class Orchestrator:
             execute.drive(begun, flow)
 
     async def _make_room(self, run: LiveRun) -> None:
-        """A run that begins anew and never waits would keep its room for ever: it goes behind those that wait for one."""
+        """A run that begins generation after generation would keep its room for ever: runs that wait go first."""
         now = self.services.clock.now()
         await leaving.depart(run, "others wait for room", 0.0, lambda: run.change(Status.PENDING, wake_at=now))
         self.waker.look_for_due()
@@ -282,16 +284,16 @@ class Orchestrator:
     def left(self, run: LiveRun) -> None:
         if self.memory.leave(run):
             self.trials.left(run.id)
-            if not run.writer.fenced:  # else its lease is another's already
+            if not run.writer.fenced:  # the lease of a fenced run belongs to its new owner
                 self.services.heartbeats.detach(run.id)
         run.let_go()
         self.notify_watchers(run.id, None)
         if self.memory.stopping:
             return
         if run.writer.lost:
-            self.check_ownership([run.id], crashed=True)  # if it is in our name even so, nobody else will look at it
+            self.check_ownership([run.id], crashed=True)  # if we own it in the store, no other process claims it
         elif run.inbox.missed:
-            self.waker.look_for_due()  # what it missed before it left has made it due
+            self.waker.look_for_due()  # a message came too late for the run in memory, and has made the run due
         self._room_is_free()
 
     def has_left(self, run: LiveRun) -> bool:
@@ -311,16 +313,16 @@ class Orchestrator:
     # ---- watching runs
 
     def watch(self, run_id: str, watcher: Watcher) -> Callable[[], None]:
-        """Be told of a run's end, or to look at it. Returns what takes it back."""
+        """Be notified of a run's end, or of a possible change. Returns a function that ends the watching."""
         return self.watchers.add(run_id, watcher)
 
     def notify_watchers(self, run_id: str, row: Run | None = None) -> None:
         self.watchers.notify(run_id, row)
 
-    # ---- asked from outside
+    # ---- called from outside
 
     async def message_posted(self, message: Message) -> None:
-        """A message was posted by this process: no need to wait for the store to tell."""
+        """This process has posted a message, and need not wait for the store's hint to deliver it."""
         if not self.delivery.deliver_posted(message):
             self.look_for_messages()
 
@@ -331,10 +333,10 @@ class Orchestrator:
         self.waker.look_for_lost()
 
     def claim_as_own(self, run_id: str) -> None:
-        """Somebody asked this process to bring the run back: it may be taken up here also while recovery is off."""
+        """A caller in this process has resumed the run: it may be taken up here even while recovery is off."""
         self.memory.own.add(run_id)
         self.waker.look_for_due()
 
     def has(self, run_id: str) -> bool:
-        """Whether this process drives the run, is about to, or finds out whether it should."""
+        """Whether this process drives the run, is about to drive it, or is finding out whether it owns the run."""
         return self.memory.is_arriving(run_id) or run_id in self.uncertain

@@ -1,6 +1,6 @@
-"""Looking at runs' rows: whoever asks in the same moment shares one read.
+"""Reading runs' rows: callers that want a row at the same moment share one read.
 
-A notification wakes everybody who waits for a result. A thousand of them cost one query, not a thousand.
+A notification wakes every caller that waits for a result. A thousand callers cost one query, not a thousand.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Waiting = dict[str, list[asyncio.Future[Run | None]]]
 
 
 class RowReads:
-    """One per engine. A row is never older than the question: what is asked while a read is under way is read by the next."""
+    """One per engine. A row is never older than the request for it: a read answers only requests from before it."""
 
     def __init__(self, store: Store, background: Background) -> None:
         self._store = store
@@ -25,7 +25,7 @@ class RowReads:
         self._reading = False
 
     async def get(self, run_id: str) -> Run | None:
-        """As `Store.get_run`."""
+        """The same as `Store.get_run`."""
         found: asyncio.Future[Run | None] = asyncio.get_running_loop().create_future()
         self._wanted.setdefault(run_id, []).append(found)
         if not self._reading:
@@ -34,14 +34,14 @@ class RowReads:
         return await found
 
     async def _read(self) -> None:
-        """Read after read, until nobody asks."""
+        """Make one read after the other, until no request is left."""
         try:
             while self._wanted:
                 wanted, self._wanted = self._wanted, {}
                 await self._answer(wanted)
         finally:
             self._reading = False
-            for futures in self._wanted.values():  # only if this was broken off: nobody else would answer them
+            for futures in self._wanted.values():  # requests are left only if this task was cancelled; no read follows
                 for future in futures:
                     future.cancel()
             self._wanted = {}
@@ -50,7 +50,7 @@ class RowReads:
         try:
             (run_id, *others) = wanted
             rows = await self._store.get_runs(list(wanted)) if others else [await self._store.get_run(run_id)]
-        except Exception as error:  # noqa: BLE001 - it is theirs who asked
+        except Exception as error:  # noqa: BLE001 - raised in the callers
             for future in _waiting(wanted):
                 future.set_exception(error)
             return
@@ -66,5 +66,5 @@ class RowReads:
 
 
 def _waiting(wanted: Waiting) -> list[asyncio.Future[Run | None]]:
-    """Who still waits."""
+    """The futures that a caller still waits for."""
     return [future for futures in wanted.values() for future in futures if not future.done()]

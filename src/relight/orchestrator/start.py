@@ -1,4 +1,4 @@
-"""Start: a run is accepted by one commit: its row, its input, its first entry. After that it is never lost."""
+"""Start: one commit accepts a run: its row, its input, its first entry. After that commit the run is never lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from relight.run.arguments import check_run_id, same_input
 
 
 def flow_to_start(registry: Registry, given: object, run_id: str | None) -> tuple[Flow[..., Any], str | None]:
-    """What start() was given, a flow, a flow with an id or a name, as a registered flow and the run's id."""
+    """The registered flow, and the run's id, for the argument of start(): a flow, a flow with an id, or a name."""
     if isinstance(given, str):
         return registry.get(given), run_id
     flow, run_id = without_id(given, run_id)
@@ -46,7 +46,7 @@ async def start(
     try:
         result = await services.recorder.create(commit)
     except BaseException:
-        # Whether it was written is unknown until somebody looks: it must not stay behind as a run nobody drives.
+        # The store may have written the run all the same. Then no other process drives it, as this one owns it.
         orchestrator.check_ownership([new_id], crashed=False)
         raise
     finally:
@@ -70,7 +70,7 @@ async def start(
 def creation(
     blob_threshold: int, flow: Flow[..., Any], run_id: str, data: bytes, at: float
 ) -> tuple[Commit, j.RunCreated]:
-    """The commit that accepts a run, as pending for anybody to take up, and its first event."""
+    """The commit that accepts a run, pending, for any orchestrator to take up; and the run's first event."""
     blob = blob_digest(data) if len(data) > blob_threshold else ""
     raw = j.NULL if blob else msgspec.Raw(data)
     row = Run(

@@ -1,4 +1,4 @@
-"""Watchers: whoever waits for news of a run."""
+"""Watchers: callbacks for callers that wait for news of a run."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ LAST_LOOK_SECONDS = 5.0  # a store that does not answer must not keep an engine 
 
 
 class Watchers:
-    """By run id. A watcher is told a run's final row, or None: something may have changed, look at the store."""
+    """Watchers by run id. A watcher is given a run's final row, or None: something may have changed, read the store."""
 
     def __init__(self) -> None:
         self._watchers: dict[str, list[Watcher]] = {}
         self._last_left = asyncio.Event()
 
     def add(self, run_id: str, watcher: Watcher) -> Callable[[], None]:
-        """Returns what takes it back."""
+        """Returns a function that removes the watcher."""
         self._watchers.setdefault(run_id, []).append(watcher)
         self._last_left.clear()
 
@@ -42,17 +42,17 @@ class Watchers:
         for watcher in list(self._watchers.get(run_id, ())):
             try:
                 watcher(row)
-            except Exception as error:  # noqa: BLE001 - a bug of whoever watches: the others are told
-                log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {run_id}: telling of it broke: {error!r}", error)
+            except Exception as error:  # noqa: BLE001 - a bug in one watcher: the others are notified all the same
+                log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {run_id}: a watcher broke: {error!r}", error)
 
     def notify_all_but(self, run_ids: Container[str]) -> None:
-        """Whoever watches a run that is not one of these should look."""
+        """Notify the watchers of all runs but these: they should read the store."""
         for run_id in [run_id for run_id in self._watchers if run_id not in run_ids]:
             self.notify(run_id)
 
     async def last_look(self) -> None:
-        """Everybody should look, and no longer wait. The store is closed after this: under their eyes, if we did not stay
-        until they have."""
+        """Notify all watchers: they should read the store, and wait no longer. The store is closed after this, so wait
+        until they have read it."""
         self.notify_all_but(())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_LOOK_SECONDS):

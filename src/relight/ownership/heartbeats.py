@@ -1,17 +1,18 @@
 """Heartbeats: keep this orchestrator's session alive, in a thread and on an event loop of its own.
 
-A step that blocks the engine's loop for a minute must not cost the lease, so nothing here waits for that loop. One heartbeat
-every third of the ttl keeps all runs. When heartbeats fail, the engine is told while a third of the ttl is left (`lost`), so
-that it stops driving before anybody else begins; and told again when one succeeds (`regained`).
+A step that blocks the engine's loop for a minute must not cost the lease, so nothing here waits for that loop. One
+heartbeat every third of the ttl keeps all runs. When heartbeats fail, the engine is notified while a third of the ttl
+is left (`lease_lost`), so that it stops driving before another process begins. When one succeeds again, the engine is
+notified of that (`lease_regained`).
 
     sent          lost_at = sent + 2/3 ttl        valid_until = sent + ttl
       ├──────────────────┼─────────────────────────────┤
        heartbeats succeed  the engine lets its runs go   others may claim them
 
-A process that cannot do its work (`Supervisor`: a part that cannot be kept alive) gives its lease away: `withhold` has every
-run let go, then ends the session, until `go_on`.
+A process that cannot do its work (`Supervisor`: a part that cannot be kept alive) gives its lease away:
+`give_lease_away` makes the engine let go of every run, then ends the session, until `go_on`.
 
-Time is real here, also under a test's clock: what it measures is the life of a process, not a schedule.
+This module uses real time, also under a test's clock: it measures the life of a process, not a schedule.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ T = TypeVar("T")
 
 ATTACH_BATCH = 1000  # run leases acquired or released in one go
 RELEASES_AT_ONCE = 50
-# What each part of stopping may take, whatever the manager's server does.
+# How long each part of stopping may take, even if the manager's server does not answer.
 RELEASE_SECONDS = 3.0
 STOP_SECONDS = 3.0
 WATCH_AGAIN_SECONDS = 0.1  # after the manager has ended a watch
 
 
 class Heartbeats:
-    """One per engine. `may_drive` tells, at any time and from any thread, whether the lease is ours for sure."""
+    """One per engine. `may_drive` says, at any time and from any thread, whether this process surely has its lease."""
 
     def __init__(
         self,
@@ -56,17 +57,17 @@ class Heartbeats:
         supervisor: Supervisor | None = None,
     ) -> None:
         self.leases = leases
-        self._drives = drives  # False: no session, only questions
+        self._drives = drives  # False: a client, which has no session and only queries the manager
         self.owner = owner
         self._process = process
         self._supervisor = supervisor or Supervisor()
         self._part = self._supervisor.part("heartbeats", essential=False)
         self.ttl_seconds = ttl_seconds
         self._monotonic = SYSTEM_CLOCK.monotonic
-        # How often the lease has lapsed. Raised, before valid_until is moved, when it is renewed after that: what was claimed
-        # before may be another's by now.
+        # How often the lease has lapsed. Raised when the lease is renewed, before valid_until is moved: another
+        # process may have claimed what this one claimed before the lapse.
         self.lapses = 0
-        self.valid_until = 0.0  # by the monotonic clock: until then nobody else may claim our runs
+        self.valid_until = 0.0  # by the monotonic clock: until then no other process may claim our runs
         self._lost = False
         self._failures = 0  # heartbeats in a row that did not get through
         self._withheld = ""  # why this process gives its lease away; "" while it keeps it
@@ -77,11 +78,11 @@ class Heartbeats:
         self._thread: threading.Thread | None = None
         self._ready: asyncio.Future[None] | None = None
         self._over = asyncio.Event()  # on the engine's loop: the thread has nothing more to do
-        self._began = False  # the session has begun, once
-        self._silent = False  # it shall stop, said also before its loop is there to hear it
+        self._began = False  # the session has begun at least once
+        self._silent = False  # the thread must stop; set even before its loop runs
         self._stop, self._hurry = asyncio.Event(), asyncio.Event()
-        self._attach: dict[str, bool] = {}  # run ids to acquire (True) or release (False), not done yet,
-        self._attach_lock = threading.Lock()  # shared by the two threads
+        self._attach: dict[str, bool] = {}  # run ids whose leases are still to be acquired (True) or released (False)
+        self._attach_lock = threading.Lock()  # the engine's thread and the heartbeat thread share `_attach`
         self._attach_wanted = asyncio.Event()
 
     # ---- from the engine's loop
@@ -107,38 +108,38 @@ class Heartbeats:
     async def call(
         self, question: Callable[[LeaseManager], Coroutine[Any, Any, T]], within_seconds: float | None = None
     ) -> T:
-        """Ask the manager, on its own loop. Raises LeasesUnavailableError when it does not answer in time.
+        """Query the manager, on its own loop. Raises LeasesUnavailableError when it does not answer in time.
 
-        It is this loop that counts the time: the other one may be at its end, and forget a question that comes too late.
+        The calling loop measures the time: the other loop may be ending, and forget a query that comes too late.
         """
         if self._loop is None:
-            raise LeasesUnavailableError("the lease heartbeats is not running")
-        asked = self._answer(question)
+            raise LeasesUnavailableError("the heartbeat thread is not running")
+        query = self._answer(question)
         try:
-            answer = asyncio.run_coroutine_threadsafe(asked, self._loop)
-        except RuntimeError:  # it is closed
-            asked.close()
-            raise LeasesUnavailableError("the lease heartbeats is not running") from None
+            answer = asyncio.run_coroutine_threadsafe(query, self._loop)
+        except RuntimeError:  # that loop is closed
+            query.close()
+            raise LeasesUnavailableError("the heartbeat thread is not running") from None
         try:
             async with asyncio.timeout(max(self.ttl_seconds, 5.0) if within_seconds is None else within_seconds):
                 return await asyncio.wrap_future(answer)
         except TimeoutError:
             if answer.done() and not answer.cancelled():
-                return answer.result()  # it came in time: it was this loop that did not, blocked by a step
+                return answer.result()  # the answer came in time, and a step blocked this loop
             raise LeasesUnavailableError("the lease manager did not answer in time") from None
         except asyncio.CancelledError:
-            asker = asyncio.current_task()
-            if asker is None or asker.cancelling():
+            caller = asyncio.current_task()
+            if caller is None or caller.cancelling():
                 raise
-            # The heartbeat thread has ended, and the question with it: nobody cancelled us.
-            raise LeasesUnavailableError("the lease heartbeats has stopped") from None
+            # The heartbeat thread has ended and cancelled the query; the calling task itself was not cancelled.
+            raise LeasesUnavailableError("the heartbeat thread has stopped") from None
 
     async def _answer(self, question: Callable[[LeaseManager], Coroutine[Any, Any, T]]) -> T:
         return await question(self.leases)
 
     def attach(self, run_id: str) -> None:
-        """This engine drives the run from now on. Where leases are kept apart from the store, its key follows in a moment:
-        nobody waits for it, since the session itself tells that we are alive."""
+        """This engine drives the run from now on. If leases are not kept in the store, the manager gets the run's key a
+        moment later. Nothing waits for that: the session already shows that this process is alive."""
         self._want(run_id, True)
 
     def detach(self, run_id: str) -> None:
@@ -152,11 +153,11 @@ class Heartbeats:
             first = not self._attach
             self._attach[run_id] = attached
         if first:
-            with contextlib.suppress(RuntimeError):  # it has ended
+            with contextlib.suppress(RuntimeError):  # the thread's loop is closed
                 self._loop.call_soon_threadsafe(self._attach_wanted.set)
 
     async def stop(self) -> None:
-        """End the session, at once for everybody to see."""
+        """End the session, so that other processes see it at once."""
         if self._thread is None or self._loop is None:
             return
         if self._drives:
@@ -167,11 +168,11 @@ class Heartbeats:
         self.stop_now()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_SECONDS):
-                await self._over.wait()  # and not `join` in a thread: the system may have none for that
+                await self._over.wait()  # not `join`: that would need another thread, and the system may have none
         self._thread = None
 
     def stop_now(self) -> None:
-        """No more heartbeats, and nothing is released: as when the process is killed."""
+        """Send no more heartbeats and release nothing, as if the process were killed."""
         self._silent = True
         self._in_thread(self._stop_beating)
 
@@ -180,30 +181,30 @@ class Heartbeats:
         self._hurry.set()
 
     def give_lease_away(self, why: str) -> None:
-        """From any thread: this process cannot do its work. Its runs are let go of, and its session ends, until `go_on`."""
+        """From any thread: this process cannot do its work. It lets go of its runs and its session, until `go_on`."""
         self._withheld = why
         self._in_thread(self._hurry.set)
 
     def go_on(self) -> None:
-        """From any thread: it can again."""
+        """From any thread: this process can do its work again."""
         self._withheld = ""
         self._in_thread(self._hurry.set)
 
     def _in_thread(self, callback: Callable[[], None]) -> None:
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended
+            with contextlib.suppress(RuntimeError):  # the thread's loop is closed
                 self._loop.call_soon_threadsafe(callback)
 
     # ---- in the heartbeat thread
 
     def _run(self) -> None:
-        """The thread. A loop that breaks is made anew, with a new session: without one this engine would be idle for ever."""
+        """The thread. If its loop breaks, a new one begins a new session: without one the engine would stay idle."""
         while not self._lived():
             threading.Event().wait(self._part.next_pause())
         self._call_engine(self._over.set)
 
     def _lived(self) -> bool:
-        """One loop, to its end. Whether it was the last."""
+        """Run one loop to its end. Returns whether it was the last one."""
         try:
             asyncio.run(self._live())
         except Exception as error:  # noqa: BLE001 - see `_run`
@@ -222,12 +223,12 @@ class Heartbeats:
             self._call_engine(self._is_ready)
             keep = self._supervisor.keep
             if self._drives:
-                # None is essential in the supervisor's sense: without heartbeats the lease is lost, and that is said here.
+                # None is essential in the supervisor's sense: without heartbeats the lease is lost, as `_lose` logs.
                 works = (("heartbeat", self._beat), ("orphan-watch", self._watch), ("attach", self._attach_all))
                 parts = [keep(name, work, essential=False) for name, work in works]
             await self._stop.wait()
         except BaseException as error:
-            if not self._began:  # whoever opens the engine must hear of it, whatever it is
+            if not self._began:  # any error must reach the caller that opens the engine
                 self._call_engine(self._not_ready, error)
                 return
             self._lose(f"its heartbeats broke: {error!r}")
@@ -242,9 +243,8 @@ class Heartbeats:
             sent = self._monotonic()
             if self._drives:
                 await self.leases.heartbeat()
-                self._renewed(
-                    sent, lapsed=self._began
-                )  # again: what was claimed under the last session may be another's
+                # If this is not the first session, other processes may have claimed the runs of the last one.
+                self._renewed(sent, lapsed=self._began)
         self._began = True
         self._part.well()
 
@@ -255,12 +255,12 @@ class Heartbeats:
             log(logging.DEBUG, Token.LEASE_LOST, f"closing the lease manager: {error!r}")
 
     async def _beat(self, part: Part) -> None:
-        """Heartbeat after heartbeat; quicker ones while they fail."""
+        """Send one heartbeat after the other, more often while they fail."""
         while True:
-            if self._monotonic() >= self.valid_until:  # also when it is this task that kept failing
+            if self._monotonic() >= self.valid_until:  # also when this task itself kept failing
                 self._lose("no heartbeat got through")
             await self._wait(self._pause)
-            if self._stop.is_set():  # nothing below need ever give the loop back, and `_live` has to hear of it, too
+            if self._stop.is_set():  # nothing below is sure to yield to the loop, and `_live` must see the stop
                 return
             if self._withheld:
                 await self._give_away()
@@ -272,7 +272,7 @@ class Heartbeats:
                 self.leases.report(self._supervisor.failing)
                 async with asyncio.timeout(self._time_for(sent)):
                     lapsed |= await self.leases.heartbeat()
-            except Exception as error:  # noqa: BLE001 - whatever it is, no heartbeat got through
+            except Exception as error:  # noqa: BLE001 - any error means that no heartbeat got through
                 self._failed(error, part)
             else:
                 self._renewed(sent, lapsed=lapsed)
@@ -292,7 +292,7 @@ class Heartbeats:
             self._call_engine(self._listener.lease_regained, lapsed)
 
     def _time_for(self, now: float) -> float:
-        """How long one heartbeat may take: not beyond the moment the lease counts as lost."""
+        """How long one heartbeat may take: at most until the lease counts as lost."""
         left = self.valid_until - self.ttl_seconds / 3 - now
         return min(self.ttl_seconds / 3, left) if left > 0.01 else self.ttl_seconds / 3
 
@@ -301,13 +301,13 @@ class Heartbeats:
             part.failed(error)
         why = str(error) or "no answer in time"
         self._failures += 1
-        level = logging.WARNING if self._failures == 1 else logging.DEBUG  # said once, then counted
+        level = logging.WARNING if self._failures == 1 else logging.DEBUG  # the others are counted
         log(level, Token.HEARTBEAT_FAILED, f"{self.owner}: {why}; trying again")
         if self._monotonic() >= self.valid_until - self.ttl_seconds / 3 - 0.01:
             self._lose(f"no heartbeat got through for two thirds of lease_ttl ({self.ttl_seconds:g}s)")
 
     def _lose(self, why: str) -> None:
-        """Let go of every run, and take none, until a heartbeat gets through."""
+        """Let go of every run, and take up none, until a heartbeat gets through."""
         if not self._lost:
             self._lost = True
             log(
@@ -316,21 +316,21 @@ class Heartbeats:
             self._call_engine(self._listener.lease_lost)
 
     async def _give_away(self) -> None:
-        """Let go of every run; after that, end the session, so that others need not wait for it to lapse."""
+        """Let go of every run, then end the session, so that other processes need not wait for it to lapse."""
         self._lose(f"this process cannot do its work ({self._withheld})")
         await self._wait(self.ttl_seconds / 3)
         if self._withheld and not self._stop.is_set():
             try:
                 async with asyncio.timeout(self.ttl_seconds / 3):
                     await self.leases.release_all()
-            except Exception as error:  # noqa: BLE001 - it lapses by itself
+            except Exception as error:  # noqa: BLE001 - the session lapses by itself
                 log(logging.WARNING, Token.LEASE_LOST, f"{self.owner}: the session could not be ended: {error}")
         while self._withheld and not self._stop.is_set():
             await self._wait(None)
         self._pause = 0.0
 
     async def _watch(self, part: Part) -> None:
-        """Pass on whose session has ended. Pushes only wake: without them recovery is slower, not wrong."""
+        """Report which sessions have ended. These reports only wake recovery: without them it is slower, not wrong."""
         while True:
             async for orphaned in self.leases.watch_orphans():
                 part.well()
@@ -340,7 +340,7 @@ class Heartbeats:
                 return
 
     async def _attach_all(self, part: Part) -> None:
-        """Keep the manager's run keys up with what this engine drives. What fails is tried again with the next batch."""
+        """Write the runs that this engine drives into the manager's keys. The next batch repeats what has failed."""
         while True:
             while self._attach:
                 with self._attach_lock:
@@ -356,7 +356,7 @@ class Heartbeats:
                 await self._attach_wanted.wait()
 
     async def _bring_up(self, batch: dict[str, bool]) -> None:
-        """Acquire and release. A run that ended before it was attached costs nothing but a NotOwner."""
+        """Acquire and release run leases. A run that ended before it was attached costs nothing but a NotOwner."""
         attached = [run_id for run_id, wanted in batch.items() if wanted]
         if attached:
             await self.leases.acquire_lease(attached)
@@ -366,18 +366,18 @@ class Heartbeats:
             await asyncio.gather(*(self.leases.release_lease(run_id) for run_id in some))
 
     async def _wait(self, seconds: float | None) -> None:
-        """So long, or until it is told to stop, or that it is withheld or goes on."""
+        """Wait so long, or until `stop_now`, `give_lease_away` or `go_on` is called."""
         if not self._stop.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._hurry.wait()
         self._hurry.clear()
 
-    # ---- telling the engine
+    # ---- calling the engine
 
     def _call_engine(self, callback: Callable[..., None], *args: object) -> None:
         assert self._engine is not None
-        with contextlib.suppress(RuntimeError):  # its loop is closed: nobody listens
+        with contextlib.suppress(RuntimeError):  # the engine's loop is closed
             self._engine.call_soon_threadsafe(callback, *args)
 
     def _is_ready(self) -> None:
@@ -392,5 +392,5 @@ class Heartbeats:
 
 
 def _unexpected(error: Exception) -> bool:
-    """Anything but a server that does not answer is a bug in a manager."""
+    """Whether the error is a bug in a manager: anything but a server that does not answer."""
     return not isinstance(error, LeasesUnavailableError | TimeoutError)

@@ -1,4 +1,4 @@
-"""Who is told by the heartbeat thread what became of the lease, and of others'."""
+"""What the heartbeat thread reports: the loss and return of this process's lease, and the end of other sessions."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from relight.model.lease import Orphaned
 
 
 class LeaseListener(Protocol):
-    """Who is told by the heartbeat thread, on the engine's loop."""
+    """The engine's part that the heartbeat thread calls, on the engine's loop."""
 
     def lease_lost(self) -> None:
-        """It could not be renewed and lapses soon: let go of every run, and take none."""
+        """The lease could not be renewed and lapses soon: let go of every run, and take up none."""
         ...
 
     def lease_regained(self, lapsed: bool) -> None:
-        """It is renewed after it was lost, or (`lapsed`) after it had lapsed, so that others may have claimed runs."""
+        """The lease is renewed after it was lost or had lapsed. If `lapsed`, other processes may have claimed runs."""
         ...
 
     def orphans(self, orphaned: Orphaned) -> None:
-        """Somebody's session has ended."""
+        """The session of another owner has ended."""
         ...
 
 
 class Nobody:
-    """Before it is started."""
+    """The listener before the heartbeats are started."""
 
     def lease_lost(self) -> None: ...
 

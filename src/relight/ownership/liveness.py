@@ -1,15 +1,16 @@
-"""Presence: who is alive, as far as the lease manager and the store together can tell.
+"""Presence: which owners are alive, by what the lease manager and the store know.
 
-A manager that keeps its leases in the store is believed: whoever it does not list is dead. One that keeps them elsewhere (etcd)
-may lose its data and come back empty, while everybody lives on and holds a valid lease by their own clocks. So the store
-remembers each session, too: an orchestrator notes itself there every third of the ttl, one row, while its lease is held. Then
+If the manager keeps its leases in the store, an owner that it does not list is dead. A manager that keeps them
+elsewhere (etcd) may lose its data and come back empty, while all owners are alive and have a valid lease by their own
+clocks. So the store remembers each session, too: while an orchestrator has its lease, it notes itself there every third
+of the ttl, in one row. Then
 
     listed, and not lapsed                    alive, unless its process is known to be gone
     listed as lapsed                          dead: the manager has seen it end
-    not listed                                dead only if the manager's list has been kept for a whole ttl, so that whoever
-                                              lives would be in it by now, and the store, too, has not seen it for a ttl
+    not listed                                dead only if the manager has kept its list for a whole ttl, so that every
+                                              living owner is in it, and the store has not seen it for a ttl either
 
-The last heartbeat that the store has seen outlives the session, until no run is left in its name: `stale_timeout` counts from it.
+The store keeps the last heartbeat that it has seen until the owner has no run left: `stale_timeout` counts from it.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ class Presence(msgspec.Struct, frozen=True):
 
     listed: dict[str, Session]  # by the lease manager
     noted: dict[str, Session]  # by the store, where the manager is another
-    complete_at: float = 0.0  # from then on, by the store's clock, whoever lives is listed
+    complete_at: float = 0.0  # from this time on, by the store's clock, every living owner is listed
     now: float = 0.0
 
     def session(self, owner: str | None) -> Session | None:
-        """The last that is known of this owner: of two, the one that was heard of last."""
+        """The last known session of this owner: of two, a fresh one, or the one with the later heartbeat."""
         found = [found for found in (self.listed.get(owner or ""), self.noted.get(owner or "")) if found is not None]
         fresh = [session for session in found if session.fresh]
         return max(fresh or found, key=lambda session: session.heartbeat_at, default=None)
 
     def is_alive(self, owner: str) -> bool:
-        """Or not known to be dead."""
+        """Whether the owner is alive, or not known to be dead."""
         listed, noted = self.listed.get(owner), self.noted.get(owner)
         if listed is not None:
             return is_alive(listed)
@@ -55,7 +56,7 @@ class Presence(msgspec.Struct, frozen=True):
         return self.now < self.complete_at or (noted is not None and noted.fresh)
 
     def look_again_at(self, owner: str) -> float | None:
-        """When somebody who is not listed, and not known to be dead yet, is worth another look."""
+        """For an owner that is not listed and not known to be dead yet: when to look again. Otherwise None."""
         if owner in self.listed or not self.is_alive(owner):
             return None
         noted = self.noted.get(owner)
@@ -63,7 +64,7 @@ class Presence(msgspec.Struct, frozen=True):
 
 
 async def presence_of(heartbeats: Heartbeats, store: Store, clock: Clock) -> Presence:
-    """Ask both."""
+    """Query the lease manager and, if it is not the store, the store as well."""
     listed, since = await heartbeats.call(_listed)
     if heartbeats.leases.in_store:
         return Presence({session.owner: session for session in listed}, {})
@@ -77,12 +78,12 @@ async def presence_of(heartbeats: Heartbeats, store: Store, clock: Clock) -> Pre
 
 
 async def _listed(leases: LeaseManager) -> tuple[list[Session], float]:
-    since = await leases.listed_since()  # first: a list that was lost in between is not taken for an old one
+    since = await leases.listed_since()  # read first: if the list is lost in between, it must not look old
     return await leases.list_orchestrators(), since
 
 
 def is_alive(session: Session) -> bool:
-    """Whether the owner of this session lives, as far as can be known: it has not lapsed, nor is its process gone."""
+    """Whether the owner of this session is alive, as far as is known: not lapsed, its process not gone."""
     return session.fresh and not is_dead(session.process)
 
 
@@ -92,8 +93,8 @@ def is_alive(session: Session) -> bool:
 async def appear(
     heartbeats: Heartbeats, store: Store, supervisor: Supervisor, process: Process, *, drives: bool
 ) -> None:
-    """The session has begun: from now on the store sees it, where its leases are kept elsewhere."""
-    await agree_on_manager(store, heartbeats.leases, drives=False)  # two may have begun at once, with two
+    """The session has begun. If the leases are not kept in the store, note the session there from now on."""
+    await agree_on_manager(store, heartbeats.leases, drives=False)  # two processes may have set two managers at once
     if drives and not heartbeats.leases.in_store:
         note = partial(store.note_session, heartbeats.owner, process, heartbeats.ttl_seconds)
         await note()
@@ -101,7 +102,7 @@ async def appear(
 
 
 async def _keep_noting(heartbeats: Heartbeats, note: Callable[[], Awaitable[None]], part: Part) -> None:
-    """Every third of the ttl, while the lease is held."""
+    """Note the session every third of the ttl, while this process has its lease."""
     never = asyncio.Event()
     while True:
         with contextlib.suppress(TimeoutError):
@@ -116,21 +117,22 @@ async def _keep_noting(heartbeats: Heartbeats, note: Callable[[], Awaitable[None
 
 
 async def agree_on_manager(store: Store, leases: LeaseManager, *, drives: bool) -> None:
-    """The store remembers who keeps its leases. Whoever asks another would take living owners for dead, so it is refused;
-    an orchestrator may bring another one in once nobody lives by the old one."""
+    """The store remembers which manager keeps its leases. A process with another manager would take living owners for
+    dead, so it is refused. An orchestrator may set another manager when no owner is alive by the old one."""
     while True:
         known = await store.lease_manager()
         if known is not None and same_manager(known, leases.name):
             return
         if known is None and not drives:
-            return  # nobody has driven anything here yet
+            return  # no process has driven a run of this store yet
         if known is not None:
             alive = [session.owner for session in await store.sessions() if is_alive(session)]
             if alive or not drives:
                 raise ConfigError(
-                    f"the leases of this store are kept by {known!r}, and this process is to ask {leases.name!r}: it would take "
-                    "living orchestrators for dead. Set `leases` (RELIGHT_LEASES, --leases) to the same for all; to change it, "
-                    "stop every orchestrator first" + (f" ({alive[0]} is alive)" if alive else "")
+                    f"the leases of this store are kept by {known!r}, and this process would use {leases.name!r}: "
+                    "it would take living orchestrators for dead. Set `leases` (RELIGHT_LEASES, --leases) to the same "
+                    "for all; to change it, stop every orchestrator first"
+                    + (f" ({alive[0]} is alive)" if alive else "")
                 )
         if await store.set_lease_manager(leases.name, known):
             return

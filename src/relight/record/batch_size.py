@@ -8,12 +8,12 @@ import msgspec
 
 from relight.ports.store import Commit, Store
 
-# Payload per transaction, by at most one root more: PostgreSQL takes no message over 1 GB.
+# Payload per transaction; the last root may exceed it. PostgreSQL accepts no message over 1 GB.
 MAX_BATCH_BYTES = 64_000_000
 
 
 def fitting(sizes: Sequence[int], size: int) -> tuple[int, int]:
-    """How many of these, from the first on, until `size` bytes are used up; and how many bytes are left then."""
+    """How many of these sizes, from the first on, use up `size` bytes; and how many bytes are left."""
     if sum(sizes) < size:  # nearly always
         return len(sizes), size - sum(sizes)
     count = 0
@@ -24,8 +24,8 @@ def fitting(sizes: Sequence[int], size: int) -> tuple[int, int]:
 
 
 async def put_large_blobs(store: Store, commits: Sequence[Commit]) -> None:
-    """One run alone may have more for its next commit than a batch may hold: a hundred branches, each with a large result. Its
-    blobs go ahead then, one by one. Should this process die before the commit, they are stored and nobody refers to them."""
+    """The next commit of one run alone may be larger than a batch may be: a hundred branches, each with a large result.
+    Then its blobs are stored first, one by one. If this process dies before the commit, nothing refers to them."""
     for commit in commits:
         if commit.extras.blobs and sum(map(len, commit.extras.blobs.values())) > MAX_BATCH_BYTES:
             for data in commit.extras.blobs.values():

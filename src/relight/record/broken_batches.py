@@ -1,6 +1,6 @@
-"""A batch on which the store breaks: an exception that is no outage, but a value it cannot write or a bug in a backend.
+"""A batch on which the store breaks, not by an outage: a value that it cannot write, or a bug in a backend.
 
-It is divided until the guilty commit is alone. That run is held with the error, the others go on.
+The batch is divided until the failing commit is alone. Its run is held with the error, and the others go on.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ class Lane(Protocol):
     """A lane of the recorder, as far as this file needs one."""
 
     async def commit_all(self, writers: list[Writer], commits: list[Commit], creations: list[Creation]) -> None:
-        """Until the store has taken them, or it is known which one it cannot take."""
+        """Commit until the store has written all of these, or it is known which one it cannot write."""
         ...
 
     async def commit(self, commits: list[Commit], creations: list[Creation]) -> list[CommitResult]:
-        """One batch, until the store has taken it. Raises what it breaks with."""
+        """Commit one batch; try again until it is written. Raises the exception on which the store breaks."""
         ...
 
     def finish(
         self, writers: list[Writer], commits: list[Commit], creations: list[Creation], results: list[CommitResult]
     ) -> None:
-        """The batch is durable: wake everybody who waited for it."""
+        """The batch is durable: wake everything that waited for it."""
         ...
 
 
 async def divide(
     lane: Lane, writers: list[Writer], commits: list[Commit], creations: list[Creation], error: Exception
 ) -> None:
-    """The store broke on these: in halves, until the guilty one is alone."""
+    """The store broke on this batch: commit it in halves, until the failing commit is alone."""
     log(logging.ERROR, Token.COMMIT_FAILED, f"broke on {len(commits) + len(creations)} commits: {error!r}", error)
     if commits and creations:
         await lane.commit_all(writers, commits, [])
@@ -58,11 +58,12 @@ async def divide(
         await lane.commit_all([], [], creations[:half])
         await lane.commit_all([], [], creations[half:])
     elif not creations[0][1].done():
-        creations[0][1].set_exception(error)  # whoever starts it can be told
+        creations[0][1].set_exception(error)  # raised in the caller of start()
 
 
 async def _alone(lane: Lane, writer: Writer, commit: Commit) -> None:
-    """The store broke on this one alone. Once more, in case that has passed; then its run is held, and leaves memory."""
+    """The store broke on this commit alone. Try again; if the fault has not passed, hold the run, which leaves
+    memory."""
     pause = RetryPause()
     for last in (False, False, True):
         await pause.wait()
@@ -71,7 +72,7 @@ async def _alone(lane: Lane, writer: Writer, commit: Commit) -> None:
         except StoreUnavailableError as given_up:
             writer.abandon(given_up)
             return
-        except Exception as error:  # noqa: BLE001 - as in `commit_all`
+        except Exception as error:  # noqa: BLE001 - a bug in a backend, or a value that it cannot write
             if last:
                 await _hold(lane, writer, commit, error)
         else:
@@ -80,15 +81,18 @@ async def _alone(lane: Lane, writer: Writer, commit: Commit) -> None:
 
 
 async def _hold(lane: Lane, writer: Writer, commit: Commit, error: Exception) -> None:
-    """In place of what cannot be written: why."""
+    """Commit the reason, in place of what cannot be written."""
     run_id, what = commit.root_id, f"{type(error).__name__}: {error}".replace("\0", "\\0")[:LONGEST_REASON]
-    reason = f"the store cannot write what this run did last ({what}); mend that, then resume() it: it does that again"
+    reason = (
+        f"the store cannot write what this run did last ({what}); "
+        "fix the cause, then resume() it: the run repeats what it did last"
+    )
     log(logging.CRITICAL, Token.RUN_HELD, f"run {run_id}: {reason}", error)
     heard = writer.run.last_heard
     change = RunChange(run_id=run_id, status=Status.PAUSED, hold=Hold.REFUSED, reason=reason, heard=heard)
     held = Commit(root_id=run_id, epoch=commit.epoch, after=commit.after, entries=[], extras=Extras(changes=[change]))
     try:
         await lane.commit([held], [])
-    except Exception as again:  # noqa: BLE001 - it leaves memory all the same, and is found by looking for lost runs
+    except Exception as again:  # noqa: BLE001 - the run leaves memory, and `look_for_lost` finds it
         log(logging.CRITICAL, Token.COMMIT_FAILED, f"run {run_id}: it could not be held either", again)
     writer.abandon(error)

@@ -1,19 +1,19 @@
-"""Record: group commit. The heart of the speed, and the only way a run's facts reach the store.
+"""Record: group commit. It makes Relight fast, and it is the only way in which a run's facts reach the store.
 
     run A ─ add(event) ┐
-    run B ─ add(event) ┼─▶ drafts ──▶ one transaction ──▶ settle: wake everybody whose draft it held
+    run B ─ add(event) ┼─▶ drafts ──▶ one transaction ──▶ finish: the runs whose drafts it contained go on
     run C ─ add(event) ┘      ▲                │
-                              └── whatever arrives meanwhile gathers in the next drafts
+                              └── events that arrive meanwhile gather in the next drafts
 
-There is no timer: while one transaction is under way the next one gathers. On a store that takes several at once
-(`Store.lanes`), many queued drafts are shared out between the lanes that are free.
+There is no timer: while one transaction is under way, drafts gather for the next one. On a store that takes several at
+once (`Store.lanes`), many queued drafts are shared out between the lanes that are free.
 
-A batch on which the store breaks (an exception that is no outage) is divided: see `broken_batches.py`.
+A batch on which the store breaks (an exception that is not an outage) is divided: see `broken_batches.py`.
 
-A commit that fails is tried again, with a growing pause, for as long as the process lives: the drafts hold what has really
-happened (steps that ran), so dropping them would run those steps twice. Nothing that waits for them goes on meanwhile, and
-`fault` says why. The store recognises a commit it already has, so an answer that was lost does no harm. A run's creation is
-the exception: its caller can be told, so it fails at once and `start` raises.
+A commit that fails is tried again, with a growing pause, for as long as the process lives. The drafts contain what has
+really happened (steps that ran): if they were dropped, those steps would run twice. Meanwhile nothing that waits for a
+commit goes on, and `fault` says why. The store recognises a commit that it already has, so a lost answer does no harm.
+A run's creation is the exception: it fails at once, and `start` raises the error.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from relight.retry_pause import RetryPause
 from relight.supervisor import Part, Supervisor
 from relight.telemetry import Token, log
 
-MAX_BATCH = 4096  # roots per transaction: bounds the burst; the rest follows at once
-WORTH_SHARING = 32  # queued drafts from which on free lanes share them out
+MAX_BATCH = 4096  # roots per transaction; the rest follows in the next one, at once
+WORTH_SHARING = 32  # so many queued drafts are shared out between the free lanes; fewer are not
 STOP_SECONDS = 5.0
-STALLED_SECONDS = 2.0  # what a commit under way may still take when there is no time left to give it again
+STALLED_SECONDS = 2.0  # how long a commit under way may still take when there is no time to try it again
 
 
 class Recorder:
@@ -59,9 +59,9 @@ class Recorder:
         self.commits = 0
         self.entries = 0
         self.store = store
-        self.insisting = 0  # lanes in which the store refuses a batch that cannot be given up,
-        self.give_up_at: float | None = None  # except when the process is stopping: then from this time on,
-        self.given_up = False  # and once that has happened, the store is not asked any more
+        self.insisting = 0  # lanes that try a batch again and again, because the store does not accept it
+        self.give_up_at: float | None = None  # when the process is stopping: from this time on, lanes give up
+        self.given_up = False  # a lane has given up: nothing is sent to the store any more
         self.queue: list[Writer] = []
         self._creations: list[Creation] = []
         self._lanes = [_Lane(self) for _ in range(store.lanes)]
@@ -74,21 +74,21 @@ class Recorder:
         self._parts = [keep(f"recorder-{number}", lane.run) for number, lane in enumerate(self._lanes, start=1)]
 
     def hurry(self, seconds: float) -> None:
-        """The process is stopping: a store that fails for longer than this is not waited for. Whoever waits for a commit
-        is told that it did not come to pass, or stopping would wait as long as the fault lasts."""
+        """The process is stopping: if the store fails for longer than this, lanes give up. What waits for a commit is
+        woken, with `failed` set. Without this, stopping would wait as long as the fault lasts."""
         self.give_up_at = self.loop.time() + seconds
         for lane in self._lanes:
             lane.hurry()
 
     def limit(self) -> float | None:
-        """Until when one commit may take. A store that hangs is waited for as long as its own deadlines allow, which is
-        longer than anybody waits for a process to stop."""
+        """The time at which one commit must be done; None while the process is not stopping. The deadlines of a store
+        that hangs are longer than people wait for a process to stop."""
         if self.give_up_at is None:
             return None
         return max(self.give_up_at, self.loop.time()) + STALLED_SECONDS
 
     async def stop(self) -> None:
-        """Commit what is queued, then end. A failing store is not waited for: what it has not taken, it never gets."""
+        """Commit what is queued, then end. Drafts that are not committed after STOP_SECONDS are abandoned."""
         if not self._parts:
             return
         self._closing = True
@@ -100,14 +100,14 @@ class Recorder:
         self.queue.clear()
 
     def wake_up(self) -> None:
-        """All free lanes look at once, and share what there is between them."""
+        """Wake all free lanes: they share the queued drafts between them."""
         for lane in self.free:
             lane.wake()
         self.free.clear()
 
     async def create(self, commit: Commit) -> CommitResult:
         """Commit a run's creation with the next batch. Raises StoreUnavailableError when that fails: it is not retried."""
-        if self.insisting:  # it would only wait behind a batch that the store refuses
+        if self.insisting:  # the creation would only wait behind a batch that the store does not accept
             raise _refused(self.fault)
         future: asyncio.Future[CommitResult] = self.loop.create_future()
         self._creations.append((commit, future))
@@ -115,7 +115,7 @@ class Recorder:
         return await future
 
     def wait(self, lane: _Lane) -> bool:
-        """A lane has nothing to do: whether it should wait to be woken."""
+        """A lane has nothing to do. Returns whether it should wait to be woken; otherwise it ends."""
         if not self._closing:
             self.free.append(lane)
             self._idleness.look()
@@ -125,13 +125,14 @@ class Recorder:
         return len(self.free) == len(self._lanes) and not self.queue and not self._creations
 
     def share(self, lane: _Lane) -> tuple[list[Writer], list[Creation]]:
-        """What this lane commits next: all there is, or its share of it while other lanes are about to look as well."""
+        """What this lane commits next: all that is queued, or a share of it while other woken lanes wait for theirs."""
         looking = 1 + sum(1 for other in self._lanes if other is not lane and other.looking)
         writers, left = self._take_writers(_share(len(self.queue), looking), batch_size.MAX_BATCH_BYTES)
         return writers, self._take_creations(_share(len(self._creations), looking), max(left, 1))
 
     def _take_writers(self, count: int, size: int) -> tuple[list[Writer], int]:
-        """At most so many, of so many bytes, and the bytes left. A run whose last draft is under way elsewhere stays queued."""
+        """At most `count` writers of about `size` bytes; and the bytes left. A run with a draft under way stays
+        queued."""
         queue = self.queue
         if len(self._lanes) == 1 or not any(writer.under_way for writer in queue):
             count, size = batch_size.fitting([writer.size for writer in queue[:count]], size)
@@ -148,15 +149,15 @@ class Recorder:
         taken, self._creations = self._creations[:count], self._creations[count:]
         return taken
 
-    # ---- what lanes tell
+    # ---- what lanes report
 
     def batch_done(self) -> None:
-        """A batch has ended: drafts may be queued that waited for it."""
+        """A batch has ended: drafts of its runs may be queued, and can be committed now."""
         if self.queue and self.free:
             self.wake_up()
 
     def failing(self, error: StoreUnavailableError) -> None:
-        level = logging.ERROR if self.fault is None else logging.DEBUG  # say it once, not at every attempt
+        level = logging.ERROR if self.fault is None else logging.DEBUG  # an error once, not at every attempt
         log(level, Token.COMMIT_FAILED, f"{error}; nothing goes on until the store takes commits again, trying…")
         self.fault = str(error)
 
@@ -166,7 +167,7 @@ class Recorder:
             self.fault = None
 
     def refuse(self, creations: list[Creation]) -> None:
-        """Whoever waits for these can be told, so they are."""
+        """Creations are not tried again: raise the fault in the callers that wait for them."""
         for _, future in creations:
             if not future.done():
                 future.set_exception(_refused(self.fault))
@@ -177,12 +178,12 @@ class Recorder:
 
 
 class _Lane:
-    """One batch after the other."""
+    """A lane commits one batch after the other."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self.batch: list[Writer] = []  # in the transaction under way,
-        self.creations: list[Creation] = []  # and these
-        self.looking = False  # woken, and about to take its share
+        self.batch: list[Writer] = []  # writers whose drafts are in the transaction under way
+        self.creations: list[Creation] = []  # creations in the transaction under way
+        self.looking = False  # woken, and about to get its share
         self._recorder = recorder
         self._idle: asyncio.Future[None] | None = None
         self._limit: asyncio.Timeout | None = None  # of the commit under way
@@ -214,8 +215,8 @@ class _Lane:
                 return
 
     def _begin_again(self, part: Part) -> None:
-        """After a bug of ours. What was under way is unknown, so no run may go on as if it were written: they leave memory, and
-        are looked for in the store."""
+        """Begin again after a bug of ours. It is unknown whether the batch under way was written, so its runs must not
+        go on as if it were: they leave memory, and the orchestrator reads the store for them."""
         if self in self._recorder.free:
             self._recorder.free.remove(self)
         self._idle, self.looking = None, False
@@ -226,7 +227,8 @@ class _Lane:
         self.batch, self.creations = [], []
 
     async def _commit_next(self, writers: list[Writer], creations: list[Creation]) -> None:
-        """One batch. In a frame of its own: idle, it would keep the runs of its last batch in memory."""
+        """Commit one batch. It has a function of its own, because local variables of an idle lane's `run` would keep
+        the runs of its last batch in memory."""
         commits = []
         self.creations = creations
         for writer in writers:
@@ -239,10 +241,10 @@ class _Lane:
         self.batch, self.creations = [], []
 
     async def commit_all(self, writers: list[Writer], commits: list[Commit], creations: list[Creation]) -> None:
-        """Until the store has taken them, or it is known which one it cannot take."""
+        """Commit until the store has written all of these, or it is known which one it cannot write."""
         try:
             results = await self.commit(commits, creations)
-        except StoreUnavailableError as error:  # given up: the process stops
+        except StoreUnavailableError as error:  # given up, because the process stops
             log(logging.ERROR, Token.COMMIT_FAILED, f"{error}; what {len(commits)} runs did last will be repeated")
             abandon(writers, error)
         except Exception as error:  # noqa: BLE001 - a bug in a backend, or a value that it cannot write
@@ -251,7 +253,7 @@ class _Lane:
             self.finish(writers, commits, creations, results)
 
     async def commit(self, commits: list[Commit], creations: list[Creation]) -> list[CommitResult]:
-        """One batch, until the store has taken it. Creations are tried once, with the first try."""
+        """Commit one batch; try again until the store has written it. Creations are only part of the first try."""
         recorder = self._recorder
         try:
             results = await self._commit([*commits, *(commit for commit, _ in creations)])
@@ -264,7 +266,7 @@ class _Lane:
         return results
 
     async def _commit(self, commits: list[Commit]) -> list[CommitResult]:
-        """Give the store a batch, once."""
+        """Send the store a batch, once."""
         recorder = self._recorder
         if recorder.given_up:
             raise StoreUnavailableError(recorder.fault or "the store does not answer")
@@ -304,8 +306,8 @@ class _Lane:
     def finish(
         self, writers: list[Writer], commits: list[Commit], creations: list[Creation], results: list[CommitResult]
     ) -> None:
-        """The batch is durable: wake everybody who waited for it, in the order of the journals. The flows go on in one
-        callback of the loop: not in here, since this is a task, and their tasks are others."""
+        """The batch is durable: wake everything that waited for it, in the order of the journals. The flows go on in
+        one callback of the loop, not in here: this is a task of its own, and flows run in other tasks."""
         self._recorder.commits += 1
         flows: list[Callable[[], None]] = []
         entries = 0
@@ -320,7 +322,7 @@ class _Lane:
                     writer.fenced = True
                     writer.abandon(None)
                     writer.run.fenced(bool(commit.entries))
-            except Exception as error:  # noqa: BLE001 - a bug of ours: the others of the batch go on
+            except Exception as error:  # noqa: BLE001 - a bug of ours: the other runs of the batch go on
                 log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {commit.root_id}: {error!r}", error)
                 abandon([writer], error)
         self._recorder.entries += entries
@@ -342,7 +344,7 @@ def _go_on(running_loop: RunningLoop, flows: list[Callable[[], None]]) -> None:
 
 
 def _share(queued: int, looking: int) -> int:
-    """Few are not worth sharing out: two transactions cost more than one."""
+    """How many drafts a lane gets. A few drafts are not shared out: two transactions cost more than one."""
     fair = queued if queued < WORTH_SHARING else -(-queued // looking)
     return min(fair, MAX_BATCH)
 

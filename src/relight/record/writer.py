@@ -1,4 +1,4 @@
-"""The writing end of one run's journal: what is gathered for its next commit, who waits for that, and what is told then."""
+"""The writing end of one run's journal: the draft of its next commit, what waits for it, and what is told then."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ class Queue(Protocol):
     """The recorder, as a writer sees it."""
 
     loop: asyncio.AbstractEventLoop
-    queue: list[Writer]  # whose drafts have begun
+    queue: list[Writer]  # writers that have a draft
 
     @property
     def free(self) -> Sequence[object]:
-        """Whoever waits for the next of these."""
+        """The lanes that wait for a draft."""
         ...
 
     def wake_up(self) -> None:
-        """They need not wait any longer."""
+        """Wake the lanes that wait."""
         ...
 
 
 class Told(Protocol):
     """The run, as its writer sees it."""
 
-    told: deque[Any]  # what the entries of its commits have ended, in their order
+    told: deque[Any]  # the operations that its committed entries have ended, in the order of the entries
 
     @property
     def last_heard(self) -> int:
-        """The newest message that it has heard."""
+        """The newest message that the run has received."""
         ...
 
     def advance(self) -> None:
@@ -47,7 +47,7 @@ class Told(Protocol):
         ...
 
     def fenced(self, refused: bool) -> None:
-        """Another owner has it; `refused`: entries were."""
+        """Another owner has the run. `refused`: the store has refused entries, not only a check of the ownership."""
         ...
 
     def failed(self) -> None:
@@ -55,12 +55,11 @@ class Told(Protocol):
         ...
 
     def checkpoint(self) -> None:
-        """The journal has grown past its mark."""
+        """The journal has reached `checkpoint_at`: a checkpoint is due."""
         ...
 
 
-# Who waits for a commit, and what is told after it. A list only when there are several: lists for every step would be the
-# garbage collector's work.
+# The futures that wait for a commit. A list only for several: one for every step would burden the garbage collector.
 Waiters = asyncio.Future[None] | list[asyncio.Future[None]] | None
 
 
@@ -92,23 +91,22 @@ class Writer:
         self.sequence = sequence
         self.run = run
         self.checkpoint_at: int | None = None  # the sequence at which a checkpoint is due
-        self.lost = False  # nothing of this writer is written any more: see fenced and failed
-        self.fenced = False  # another owner has the run: nothing of ours is written any more
-        self.failed: BaseException | None = None  # the recorder gave up on a draft of this writer
-        self.notes: dict[
-            str, Event | ItemResult
-        ] = {}  # what rides with the next draft: entries by key, and totals of foreachs
+        self.lost = False  # nothing of this writer is written any more: it is fenced or has failed
+        self.fenced = False  # another owner has the run
+        self.failed: BaseException | None = None  # why the recorder gave up on a draft of this writer
+        # What is added to the next draft: entries by key, and totals of foreachs.
+        self.notes: dict[str, Event | ItemResult] = {}
         self._recorder = recorder
         self._draft: Commit | None = None
-        self._waiters: Waiters = None  # of the draft
-        self._told: Any = None  # what its entries end
-        self.under_way = False  # a draft is in a batch that is being committed,
-        self._sent_waiters: Waiters = None  # these wait for it,
-        self._sent_told: Any = None  # and this is told then
+        self._waiters: Waiters = None  # these wait for the draft
+        self._told: Any = None  # the operations that its entries end: one, or a list
+        self.under_way = False  # a draft is in a batch that is being committed
+        self._sent_waiters: Waiters = None  # these wait for the draft under way
+        self._sent_told: Any = None  # the operations that its entries end
 
     @property
     def gathering(self) -> bool:
-        """Whether something is being gathered for the next commit."""
+        """Whether there is a draft of the next commit."""
         return self._draft is not None
 
     @property
@@ -128,11 +126,11 @@ class Writer:
 
     @property
     def draft(self) -> Commit:
-        """The commit that is being gathered; touching it queues it."""
+        """The draft of the next commit. Reading this property begins and queues one, if there is none."""
         draft = self._draft
         if draft is None:
             draft = Commit(root_id=self.root_id, epoch=self.epoch, entries=[])
-            if not self.lost:  # else it goes nowhere
+            if not self.lost:  # the draft of a lost writer is never committed
                 self._draft = draft
                 self._begun()
         return draft
@@ -143,7 +141,7 @@ class Writer:
             self._recorder.wake_up()
 
     def add(self, event: Event, ends: Any = None) -> None:
-        """Put an event into the draft. When it is durable, the run is told of what it `ends`."""
+        """Put an event into the draft. When it is durable, the run is told the end of the operation `ends`."""
         if self.notes:
             self.flush()
         draft = self._draft
@@ -166,7 +164,8 @@ class Writer:
                 self._told = [told, ends]
 
     def note(self, event: Event) -> None:
-        """An entry that is not worth a commit of its own. The end of what is itself only noted is not worth anything."""
+        """Keep an entry for the next draft: it is not worth a commit of its own. If the beginning of an operation is
+        only noted, its end removes that note, and neither is written."""
         if self.notes.pop(event.key, None) is None:
             self.notes[event.key] = event
 
@@ -180,11 +179,11 @@ class Writer:
                 self.draft.entries.append(encode_event(note))
 
     def change(self, change: RunChange) -> None:
-        """A new status of a run of this tree."""
+        """Write a new status of a run of this tree."""
         self._also(changes=[*self.draft.extras.changes, change])
 
     def insert(self, run: Run, first: bytes | None = None) -> None:
-        """A child run, or (with its first entry) a spawned one."""
+        """Insert the row of a child run or, with its first entry, of a spawned run."""
         self._also(runs=[*self.draft.extras.runs, run])
         if first is not None:
             self._also(spawned=[*self.draft.extras.spawned, (run.id, first)])
@@ -194,7 +193,7 @@ class Writer:
         self.draft.next = begun
 
     def consume(self, message_ids: Iterable[int]) -> None:
-        """Messages that the entries of this draft have taken in."""
+        """Remove messages from the inbox: the entries of this draft have consumed them."""
         self._also(consumed=[*self.draft.extras.consumed, *message_ids])
 
     def send(self, message: Message) -> None:
@@ -210,7 +209,8 @@ class Writer:
         self._also(items=[*self.draft.extras.items, item])
 
     def note_totals(self, totals: ItemResult) -> None:
-        """How many items a foreach has (`totals_row`): not worth a commit of its own, and replaced by what it says next."""
+        """Note how many items a foreach has (`totals_row`): not worth its own commit, and replaced by the next
+        totals."""
         self.notes[f"{totals.run_id}\0{totals.key}"] = totals  # no key of an entry has a NUL
 
     def cut_items(self, run_id: str, key: str, index: int) -> None:
@@ -221,22 +221,22 @@ class Writer:
         self._also(blobs={**self.draft.extras.blobs, digest: data})
 
     def _also(self, **extras: Any) -> None:
-        """The draft writes this beside its entries."""
+        """Add to what the draft writes beside its entries."""
         draft = self.draft
         draft.extras = msgspec.structs.replace(draft.extras, **extras)
 
     def confirm_ownership(self) -> None:
-        """Commit, even if it is nothing: the store's answer tells whether the run is still ours."""
+        """Commit, even an empty draft: the store's answer shows whether this process still owns the run."""
         _ = self.draft
 
     def committed(self) -> asyncio.Future[None]:
-        """Ends when everything added so far is durable, or when it never will be: check `fenced` and `failed` then."""
+        """A future: done when all that was added is durable, or never will be. Then check `fenced` and `failed`."""
         future: asyncio.Future[None] = asyncio.Future(loop=self._recorder.loop)
         if self._draft is None:
             if self.lost or not self.under_way:
                 future.set_result(None)
                 return future
-            _ = self.draft  # it is in the batch under way: ride on an empty draft behind it
+            _ = self.draft  # everything is in the batch under way: wait for an empty draft, which is committed after it
         waiting = self._waiters
         if waiting is None:  # nearly always: one step waits for its own entry
             self._waiters = future
@@ -247,7 +247,7 @@ class Writer:
         return future
 
     def take_draft(self) -> Commit | None:
-        """The draft leaves for the store; None if it was abandoned meanwhile."""
+        """The draft goes to the store. None if it was abandoned meanwhile."""
         draft = self._draft
         if draft is not None:
             draft.after = self.sequence
@@ -258,7 +258,7 @@ class Writer:
         return draft
 
     def committed_up_to(self, sequence: int) -> Callable[[], None] | None:
-        """What was taken is durable. Call what this returns to let the flow go on."""
+        """The draft under way is durable. The caller must call the function returned, if any, to let the flow go on."""
         self.sequence = sequence
         self.under_way = False
         waiters, told = self._sent_waiters, self._sent_told
@@ -291,11 +291,11 @@ class Writer:
 
 
 def abandon(writers: Iterable[Writer], error: BaseException) -> None:
-    """Each for itself: a bug that one of these runs brings out must not strand the others."""
+    """Abandon each writer on its own: a bug that one of these runs triggers must not stop the others."""
     for writer in writers:
         try:
             writer.abandon(error)
-        except Exception as broke:  # noqa: BLE001 - see above
+        except Exception as broke:  # noqa: BLE001 - a bug of ours, in one run
             log(
                 logging.CRITICAL, Token.INTERNAL_ERROR, f"run {writer.root_id}: giving up on it broke: {broke!r}", broke
             )
@@ -310,11 +310,11 @@ def _wake(waiters: Waiters) -> None:
 
 
 def _nothing(*_: object) -> None:
-    """For callbacks of a run that is over."""
+    """Does nothing, for callbacks of a run that is over."""
 
 
 class _Gone:
-    """What the writer of a run that is over tells."""
+    """Stands in for a run that is over, as its writer sees it."""
 
     def __init__(self) -> None:
         self.told: deque[Any] = deque(maxlen=0)

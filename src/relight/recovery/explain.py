@@ -19,7 +19,7 @@ _OPEN = ("running", "begun", "backing off")
 
 
 class Explanation(msgspec.Struct, kw_only=True):
-    """What `relight explain` tells."""
+    """What `relight explain` shows."""
 
     run_id: str
     sentence: str
@@ -31,23 +31,21 @@ class Explanation(msgspec.Struct, kw_only=True):
     last_heartbeat: float | None
     lease_expires_at: float | None
     epoch: int
-    generation: int  # how often its flow has begun: see continue_as(),
-    input: (
-        str  # and the arguments of that: JSON, or "blob <digest>" for large ones; empty if its journal cannot be read
-    )
+    generation: int  # how often its flow has begun: see continue_as()
+    input: str  # of that generation: JSON, or "blob <digest>" for large ones; empty if its journal cannot be read
     created_at: float
     updated_at: float
     last_entry: int
     last_operation: str
     waits_for: list[str]
-    unread: list[str]  # messages in its inbox that it has not taken in, oldest first
-    steps: list[OperationReport]  # that are running or backing off
+    unread: list[str]  # messages in its inbox that it has not consumed, oldest first
+    steps: list[OperationReport]  # those that are running or backing off
     plan: Planned
-    events: list[LogLine]  # what happened to it, oldest first, every recovery among them: the last 1,000 lines
+    events: list[LogLine]  # the last 1,000 lines of its log, oldest first, with every recovery
 
 
 async def explain(services: Services, run_id: str) -> Explanation:
-    """Raises RunNotFoundError. A child run is explained by its root: they live and move together."""
+    """Explain one run. Raises RunNotFoundError. For a child run its root is explained: they share owner and journal."""
     known = await know_one(services, run_id)
     row, session, state = known.row, known.session, known.state
     events = await services.store.read_log(row.id, SERVER_LOG, 0, LOG_LINES, newest=True)
@@ -79,9 +77,9 @@ async def explain(services: Services, run_id: str) -> Explanation:
 
 
 def sentence(known: Known, now: float) -> str:
-    """Why the run is where it is. There is one for every status."""
+    """Why the run is where it is: one sentence for every status."""
     row = known.row
-    tell = {
+    words = {
         Status.PENDING: _pending,
         Status.RUNNING: _running,
         Status.WAITING: _waiting,
@@ -90,15 +88,15 @@ def sentence(known: Known, now: float) -> str:
         Status.FAILED: _failed,
         Status.CANCELLED: _cancelled,
     }[row.status]
-    return f"Run {row.id} {tell(known, now)}{_unread(known)}."
+    return f"Run {row.id} {words(known, now)}{_unread(known)}."
 
 
 def _unread(known: Known) -> str:
-    """What it was told and has not taken in. A run that is driven takes it in in its own time."""
-    told = [_message_in_words(message) for message in known.unread]
-    if not told or known.row.status.terminal:
+    """The messages that the run has not consumed. A run that is driven consumes them in its own time."""
+    unread = [_message_in_words(message) for message in known.unread]
+    if not unread or known.row.status.terminal:
         return ""
-    some = ", ".join(told[:3]) + (f" and {len(told) - 3} more" if len(told) > 3 else "")
+    some = ", ".join(unread[:3]) + (f" and {len(unread) - 3} more" if len(unread) > 3 else "")
     return f"; unread in its inbox: {some}"
 
 
@@ -117,7 +115,7 @@ def _pending(known: Known, now: float) -> str:
     why = {"released": "was released by its last orchestrator", RESUMED_BY_HAND: "was resumed by hand"}
     begun = f"{why.get(row.reason, 'was accepted')} and waits{since} for "
     if known.decision.action is Action.LEAVE:  # recovery is off
-        return f"{begun}somebody to take it up: {known.decision.reason}"
+        return f"{begun}a process to take it up: {known.decision.reason}"
     return f"{begun}an orchestrator with room, and with its flow {row.flow!r}, to take it up"
 
 
@@ -126,7 +124,7 @@ def _running(known: Known, now: float) -> str:
 
 
 def _hold_in_words(known: Known, now: float) -> str:
-    """Who holds a run that is in somebody's memory, and whether that somebody lives."""
+    """Which process drives the run, and whether that process is alive."""
     row, session = known.row, known.session
     if row.owner is None:
         return "is about to be taken up again"
@@ -147,9 +145,9 @@ def _would(known: Known) -> str:
         Action.FINISH: "will bring its row up to its journal",
         Action.CANCEL: "will cancel it",
         Action.FAIL: "will fail it",
-        Action.HOLD_POISON: "will park it",
-        Action.HOLD_DEFINITION: "will park it",
-        Action.HOLD_VERSION: "will park it",
+        Action.HOLD_POISON: "will hold it",
+        Action.HOLD_DEFINITION: "will hold it",
+        Action.HOLD_VERSION: "will hold it",
     }[known.decision.action]
     return f"{verb}: {known.decision.reason}"
 
@@ -229,14 +227,14 @@ def _wait(key: str, begun: Open) -> str:
 
 
 def _input(state: TreeState | None) -> str:
-    """The arguments of its generation."""
+    """The arguments of the run's generation."""
     if state is None or state.created is None:
         return ""
     return f"blob {state.created.input_blob}" if state.created.input_blob else bytes(state.created.input).decode()
 
 
 def _steps(state: TreeState, row: Run, now: float) -> list[OperationReport]:
-    """Those that are under way, as far as that is journaled, or wait for their next attempt."""
+    """The steps that are under way, as far as the journal knows, or wait for their next attempt."""
     return [one for one in unfinished_steps(state, row, now) if one.state in _OPEN]
 
 
@@ -251,7 +249,7 @@ def _place(state: TreeState | None, now: float) -> str:
 
 
 def _under_way(key: str, begun: Open, now: float) -> str:
-    """A step, for how long it has been running, and how the attempt before failed."""
+    """A step, how long it has been running, and how the attempt before failed."""
     about = []
     if begun.attempt > 1:
         about.append(f"attempt {begun.attempt}")

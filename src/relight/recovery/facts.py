@@ -1,4 +1,4 @@
-"""Facts: what is known of a run, gathered for `model.decisions`. Whoever recovers, plans or explains gathers them here."""
+"""Facts: what is known of a run, for `model.decisions`. Recovery, plan and explain all gather their facts here."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def facts_of(
     resumed: bool = False,
     ours: bool = True,
 ) -> Facts:
-    """What is known of a run, for `decide`. Without its `state` the journal decides nothing yet; `session` is its owner's,
-    `alive` tells whether the owner lives, or is not known to be dead (see ownership/liveness.py);
-    `resumed`: a person has asked for it to go on. `ours`: this process
-    may go on with it, or is asked only what it would do if it were to; not for people, who are told what happens by itself."""
+    """What is known of a run, for `decide`. Without `state`, facts from the journal decide nothing yet. `session` is
+    that of its owner. `alive`: the owner is alive, or not known to be dead (see ownership/liveness.py). `resumed`: a
+    person has resumed the run. `ours`: decide as if this process may go on with the run. The plan and explain pass
+    False for a run that nobody has resumed or cancelled: they show what happens without further action."""
     config = services.config.recovery
     now = services.clock.now()
     crashes = NO_CRASHES if state is None else state.crashes
@@ -76,30 +76,30 @@ def facts_of(
 
 
 def _died_at(session: Session | None, now: float, ttl_seconds: float) -> float:
-    """Not before this at least: its next heartbeat did not come."""
+    """The latest time at which the owner may have died: its next heartbeat did not come."""
     return now if session is None else min(now, session.heartbeat_at + ttl_seconds / 3)
 
 
 def changed_steps(services: Services, state: TreeState) -> tuple[str, ...]:
-    """Recorded steps whose code or options are others today."""
+    """Recorded steps whose code or options have changed since."""
     steps = (
         (key, outcome.fingerprint)
         for key, outcome in state.outcomes.items()
-        if outcome.kind == "step" and outcome.ending is not Ending.UNSEEN  # nobody is given that
+        if outcome.kind == "step" and outcome.ending is not Ending.UNSEEN  # the flow is never told it
     )
     return services.registry.changed(steps)
 
 
 def refused_input(flow: Flow[..., Any], state: TreeState) -> str:
-    """Why the flow does not take the arguments of the run's generation; empty if it does. What stands in a blob is not read
-    here: whoever calls the flow finds out."""
+    """Why the flow does not accept the arguments of the run's generation; empty if it does. Arguments in a blob are not
+    read here: they are checked when the flow is called."""
     if state.created is None or state.created.input_blob:
         return ""
     try:
         flow.arguments.open(state.created.input)
     except PayloadError as error:
         return input_refusal(error, state.generation)
-    except Exception:  # noqa: BLE001 - the annotations' own code: it says so where the flow is called
+    except Exception:  # noqa: BLE001 - from the annotations' own code: it is reported when the flow is called
         return ""
     return ""
 

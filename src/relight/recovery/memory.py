@@ -1,4 +1,4 @@
-"""What recovery needs of the orchestrator: to know which runs are in memory here, and to put others there."""
+"""What recovery needs of the orchestrator: to know which runs are in memory here, and to bring others into memory."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class RunsInMemory(Host, Protocol):
 
     services: Services
     live: dict[str, LiveRun]
-    taking: set[str]  # being claimed and restored right now
+    taking: set[str]  # runs that are being claimed and restored right now
     trials: Trials
 
     @property
     def stopping(self) -> bool:
-        """Whether nothing may be taken up any more."""
+        """Whether no run may be taken up any more."""
         ...
 
     @property
@@ -31,11 +31,11 @@ class RunsInMemory(Host, Protocol):
         ...
 
     async def wait_for_room(self) -> None:
-        """Until a run can be taken up."""
+        """Wait until a run can be taken up."""
         ...
 
     def taken_up(self, run_ids: Sequence[str]) -> None:
-        """Taking these up is over, whether they are in memory now or not."""
+        """These runs are in memory now, or could not be taken up."""
         ...
 
     def enter(self, run: LiveRun) -> None:
@@ -43,19 +43,19 @@ class RunsInMemory(Host, Protocol):
         ...
 
     def drive(self, run: LiveRun, flow: Flow[..., object], messages: Sequence[Message]) -> None:
-        """Put a run into motion, which has been told these messages."""
+        """Begin to drive a run, with these messages in its inbox."""
         ...
 
     def check_ownership(self, run_ids: Sequence[str], *, crashed: bool) -> None:
-        """These may be ours in the store: it is to be asked again."""
+        """This process may own these runs: read the store again."""
         ...
 
     def look_for_held(self) -> None:
-        """Runs that were held because nobody knew their flow may go on now."""
+        """Runs that were held because their flow was unknown may go on now."""
         ...
 
     def look_for_lost(self) -> None:
-        """Runs may be ours in the store and not in memory."""
+        """This process may own runs in the store that it does not have in memory."""
         ...
 
     def let_go_of_all(self) -> None:
@@ -63,11 +63,11 @@ class RunsInMemory(Host, Protocol):
         ...
 
     def lease_regained(self, lapsed: bool) -> None:
-        """The lease is ours again. It may have lapsed meanwhile."""
+        """This process has its lease again. It may have lapsed meanwhile."""
         ...
 
     def claim_as_own(self, run_id: str) -> None:
-        """Take this run up also while recovery is off."""
+        """This run may be taken up here even while recovery is off."""
         ...
 
     async def message_posted(self, message: Message) -> None:

@@ -1,9 +1,10 @@
 """Orphans: finding the runs whose owner has died, and claiming them, pass after pass, until none is left.
 
-At start our own name's runs come first (a restarted orchestrator finds its work at once), then everybody's; after that every
-`check_interval`, when a push tells that somebody's session has ended, and when a lease is due to lapse or a stale_timeout to
-pass. A pass is bounded; a full one is followed at once by the next, as far as there is room in memory: limits bound the
-burst and strand nothing. What a pass cannot read or write is looked at again in the next: it never fails a run.
+The runs of dead owners with this orchestrator's name come first (a restarted orchestrator finds its work at once), then
+all others. Recovery looks at start, then every `check_interval`, when the lease manager reports that a session has
+ended, and when a lease is due to lapse or a stale_timeout to pass. A pass is bounded, and a full pass is followed at
+once by the next, as far as there is room in memory: the limit bounds the burst, and leaves no run behind. If a pass
+cannot read or write something, the next pass tries again: that never fails a run.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from relight.telemetry import Token, log
 
 
 class OrphanRecovery:
-    """One per engine. Implements `ownership.lease_listener.LeaseListener`: told what became of our leases, and of others'."""
+    """One per engine. Implements `ownership.lease_listener.LeaseListener`: the heartbeat thread reports to it."""
 
     def __init__(self, orchestrator: RunsInMemory) -> None:
         self._orchestrator = orchestrator
@@ -37,14 +38,13 @@ class OrphanRecovery:
         self._timer: Timer | None = None
         self._timer_at = float("inf")
         self._part: Part | None = None
-        self._starting = True  # no whole round has been made yet
+        self._starting = True  # the first round is not complete yet
         self._passing = False  # a round is under way, or the first one has not begun
         self._services.idleness.parts.append(lambda: not self._passing and not (self._part and self._wanted.is_set()))
         self._said_dead: set[str] = set()
-        self._left_behind: set[str] = (
-            set()
-        )  # without leases: the owners there were at the opening, until their runs are taken up
-        self.caught_up = asyncio.Event()  # a whole round was made and nothing was left to do
+        # Used without leases: the owners that the store had at the start, until their runs are taken up.
+        self._left_behind: set[str] = set()
+        self.caught_up = asyncio.Event()  # a round is complete, and nothing was left to do
 
     # ---- LeaseListener
 
@@ -66,19 +66,20 @@ class OrphanRecovery:
         self._part = self._services.supervisor.keep("recovery", self.run)
 
     async def stop(self) -> None:
-        """Claim nothing any more."""
+        """Claim no more runs."""
         if self._timer is not None:
             self._timer.cancel()
         if self._part is not None:
             await self._part.stop()
 
     async def run(self, part: Part) -> None:
-        """Round after round, whenever something wants one; never two at once."""
-        # A claim that failed may leave us a lease without its run; whoever finds that out writes us into the row.
+        """Make one round after the other, whenever one is wanted; never two at once."""
+        # A claim that failed may leave this process with a lease but not the run. A process that finds this out writes
+        # this one as the owner into the row (`correct_owner`), so look for such runs.
         self._orchestrator.look_for_lost()
         while True:
             self._wanted.clear()
-            self._passing = True  # also if it breaks: until one has come to its end
+            self._passing = True  # a round that breaks leaves this True, until a later round has come to its end
             config = self._services.config.recovery
             limit = config.max_startup_recovery if self._starting else config.max_claims_per_check
             await self.round(limit, starting=self._starting)
@@ -93,14 +94,14 @@ class OrphanRecovery:
                     await self._wanted.wait()
 
     async def round(self, limit: int, *, starting: bool = False) -> int:
-        """Everything that is orphaned now, `limit` runs at a time; how many were claimed."""
+        """Recover all runs that are orphaned now, `limit` runs at a time. Returns how many were claimed."""
         if not self._services.heartbeats.may_drive:
-            return 0  # whoever cannot renew claims nothing; it is told when it can again
+            return 0  # without its lease this process claims nothing; `lease_regained` wakes the next round
         me = self._services.owner
         presence = await self._presence(starting)
         unlisted = me not in presence.listed
         if unlisted and not (self._services.heartbeats.leases.in_store and (starting or self._left_behind)):
-            return 0  # where not even we are listed, nothing follows from who is missing. (Nobody is, without leases.)
+            return 0  # a list without this process says nothing of who died. (Without leases it is empty.)
         owners = await self._services.store.owners()
         if unlisted:
             if starting:
@@ -112,24 +113,24 @@ class OrphanRecovery:
         for owner in owners:
             if owner != me and (undecided := presence.look_again_at(owner)) is not None:
                 self._look_at(undecided)
-        dead.sort(key=lambda owner: name_of(owner) != name_of(me))  # our own name first
+        dead.sort(key=lambda owner: name_of(owner) != name_of(me))  # former sessions with our own name first
         claimed, failure = 0, None
         for owner in dead:
             try:
                 claimed += await self._recover(owner, presence.session(owner), limit)
             except StoreError:
                 raise
-            except Exception as error:  # noqa: BLE001 - raised below: the other owners' runs do not wait for it
+            except Exception as error:  # noqa: BLE001 - raised below, after the other owners' runs were recovered
                 failure = failure or error
         if failure is not None:
             raise failure
         await self._clear_away(presence, owners)
-        self._orchestrator.look_for_held()  # whoever held one for want of its flow has told, but that may have been lost
+        self._orchestrator.look_for_held()  # the hint from a process that held a run may have been lost
         return claimed
 
     async def _presence(self, starting: bool) -> Presence:
-        """Everybody's session. Those of processes of this machine that are gone are ended first: nobody need wait for them
-        to lapse."""
+        """All sessions. If the process of a session was on this machine and is gone, the session is ended first: nobody
+        need wait for it to lapse."""
         presence = await presence_of(self._services.heartbeats, self._services.store, self._services.clock)
         for session in presence.listed.values():
             if not session.fresh or session.owner == self._services.owner:
@@ -146,9 +147,9 @@ class OrphanRecovery:
         await self._services.heartbeats.call(lambda leases: leases.end_session(session.owner))
 
     def _may_share(self, session: Session) -> bool:
-        """Whether this session may have our name. The workers of one server have one configuration, and so one name. That harms
-        nothing on one machine, where a death is seen by the process and not by the name; and without an orchestrator_id the
-        name is that of the machine."""
+        """Whether this session may have the same name as ours. The workers of one server share a configuration, and so
+        a name. On one machine that is harmless: there, a death is seen by the process, not by the name. Without an
+        orchestrator_id the name is that of the machine."""
         return self._services.config.orchestrator_id is None or is_of_this_machine(session.process)
 
     def _say_shared(self, session: Session) -> None:
@@ -156,11 +157,11 @@ class OrphanRecovery:
             logging.WARNING,
             Token.ORCHESTRATOR_ID_SHARED,
             f"{session.owner} has the same orchestrator_id as {self._services.owner} and seems alive (or died in the last "
-            "lease_ttl); they are told apart, but give each its own id, or neither finds its own runs again at once",
+            "lease_ttl); each has its own session, but give each its own id, or neither finds its runs again at once",
         )
 
     async def _recover(self, owner: str, session: Session | None, limit: int) -> int:
-        """One dead owner's runs, pass after pass."""
+        """Recover one dead owner's runs, pass after pass."""
         claimed, after = 0, None
         while True:
             await self._orchestrator.wait_for_room()
@@ -180,11 +181,11 @@ class OrphanRecovery:
             after = rows[-1].id
 
     def _is_stale(self, row: Run, session: Session | None) -> bool:
-        """Asked before anything is claimed or read: with what the row and the lease tell. Of a row that brings out a bug, nothing
-        is known: it is left for the next round, and the others go on."""
+        """Whether the run should be taken up, by its row and its lease alone, before anything is claimed or read. A run
+        whose row triggers a bug is left for the next round, and the others go on."""
         try:
             decision = decide(facts_of(self._services, row, crashed=True, session=session))
-        except Exception as error:  # noqa: BLE001 - see above
+        except Exception as error:  # noqa: BLE001 - a bug of ours, in one run
             log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {row.id}: deciding on it broke: {error!r}", error)
             return False
         if decision.until is not None:
@@ -204,7 +205,7 @@ class OrphanRecovery:
             self._services.metrics.detection.observe(waited, count)
 
     def _look_at(self, when: float) -> None:
-        """A stale_timeout passes then. Of several the earliest counts: the look it brings finds the others."""
+        """Make a round at this time. Of several times only the earliest is kept: that round finds the others again."""
         if when >= self._timer_at:
             return
         if self._timer is not None:
@@ -218,7 +219,7 @@ class OrphanRecovery:
         self._wanted.set()
 
     async def _clear_away(self, presence: Presence, owners: Sequence[str]) -> None:
-        """Lapsed sessions in whose name no run is left."""
+        """Forget lapsed sessions that own no run any more."""
         limit = self._services.config.recovery.max_claims_per_check
         over = [owner for owner, session in presence.listed.items() if not session.fresh and owner not in owners]
         for owner in over[:limit]:

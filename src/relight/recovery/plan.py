@@ -1,7 +1,7 @@
 """The plan: what recovery would do with every unfinished run, and why, without doing it.
 
-It gathers the same facts and asks the same function as recovery itself, so a plan is a promise as far as the facts stay
-what they are. Nothing is claimed and nothing is written.
+It gathers the same facts and calls the same function as recovery itself. So recovery does what the plan says, as long
+as the facts do not change. Nothing is claimed and nothing is written.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class Planned(msgspec.Struct, kw_only=True):
     owner: str | None
     action: Action
     reason: str
-    until: float | None = None  # left alone until then
+    until: float | None = None  # the run is left alone until then
     verdict: Action  # what recovery would do if its owner stopped now, or it became due
     verdict_reason: str
-    resumes_at: str = ""  # where it would go on, or waits
+    resumes_at: str = ""  # where it would go on, or what it waits for
     repeats: list[str] = []  # steps known to be in flight that would be executed again
-    changed_steps: list[str] = []  # recorded steps whose code is another today; version_mismatch decides
-    trouble: str = ""  # its journal cannot be read
+    changed_steps: list[str] = []  # recorded steps whose code has changed since; version_mismatch decides
+    trouble: str = ""  # why its journal cannot be read
 
     @property
     def stuck(self) -> bool:
-        """It would not go on with the code of this process: a deployment should not roll over it. One that a person has
-        paused is not meant to."""
+        """Whether the run would not go on with the code of this process: then this code should not be deployed. A run
+        that a person has paused does not count as stuck."""
         return bool(self.trouble) or self.verdict not in (Action.RESUME, Action.FINISH)
 
 
@@ -50,17 +50,17 @@ class Known(msgspec.Struct):
     """A run with everything that can be known about it from outside."""
 
     row: Run
-    session: Session | None  # its owner's,
-    alive: bool  # and whether that one lives
-    state: TreeState | None  # None: its journal cannot be read,
-    trouble: str  # and why
+    session: Session | None  # of its owner
+    alive: bool  # whether its owner is alive
+    state: TreeState | None  # None: its journal cannot be read
+    trouble: str  # why its journal cannot be read, or why no decision could be made
     decision: Decision
-    verdict: Decision  # as if its owner were gone, or its time had come
-    unread: list[Message]  # what it was told and has not taken in
+    verdict: Decision  # as if its owner were gone, or the run were due
+    unread: list[Message]  # the messages that it has not consumed
 
     @property
     def trouble_of_owner(self) -> str:
-        """What the owner says is wrong with it, while it lives."""
+        """What the owner reports to be wrong with itself, while it is alive."""
         return self.session.process.trouble if self.alive and self.session is not None else ""
 
 
@@ -95,7 +95,7 @@ async def plan(services: Services, limit: int | None = None) -> AsyncIterator[Pl
 
 
 async def know_one(services: Services, run_id: str) -> Known:
-    """One root run. Raises RunNotFoundError."""
+    """One run; for a child run, its root. Raises RunNotFoundError."""
     row = await services.store.get_run(run_id)
     if row is None:
         raise RunNotFoundError(f"no run has the id {run_id!r}")
@@ -124,13 +124,13 @@ async def know(services: Services, rows: list[Run]) -> list[Known]:
             if isinstance(journal, Exception):
                 raise journal
             state = restore(journal)
-        except Exception as error:  # noqa: BLE001 - the plan tells what recovery would find, and goes on
+        except Exception as error:  # noqa: BLE001 - the plan shows the error that recovery would meet, and goes on
             trouble = str(error)
         alive = row.owner is not None and (row.owner == services.owner or presence.is_alive(row.owner))
-        told = any(message.kind in ENDS_PAUSE for message in unread[row.id])
+        free = any(message.kind in ENDS_PAUSE for message in unread[row.id])
         try:
-            decision, verdict = _decisions(services, row, state, session, alive=alive, told=told)
-        except Exception as error:  # noqa: BLE001 - as above
+            decision, verdict = _decisions(services, row, state, session, alive=alive, free=free)
+        except Exception as error:  # noqa: BLE001 - the plan shows the error that recovery would meet, and goes on
             trouble = f"deciding on it broke: {error!r}"
             decision = verdict = Decision(Action.LEAVE, f"{trouble}; report it")
         found.append(Known(row, session, alive, state, trouble, decision, verdict, unread[row.id]))
@@ -138,18 +138,18 @@ async def know(services: Services, rows: list[Run]) -> list[Known]:
 
 
 def _decisions(
-    services: Services, row: Run, state: TreeState | None, session: Session | None, *, alive: bool, told: bool
+    services: Services, row: Run, state: TreeState | None, session: Session | None, *, alive: bool, free: bool
 ) -> tuple[Decision, Decision]:
-    """What is done with it now, and what would be if its owner were gone, or its time had come."""
-    facts = facts_of(services, row, crashed=row.owner is not None, state=state, session=session, alive=alive, ours=told)
+    """What recovery does with the run now, and what it would do if the owner were gone, or the run were due."""
+    facts = facts_of(services, row, crashed=row.owner is not None, state=state, session=session, alive=alive, ours=free)
     decision = decide(facts)
     if row.status is Status.PAUSED and row.hold is not Hold.USER:
-        return decision, decision  # held: it stays so
+        return decision, decision  # a held run stays held
     return decision, decide(msgspec.structs.replace(facts, owner_alive=False, woken=True))
 
 
 def planned(services: Services, known: Known) -> Planned:
-    """What a person should know of it."""
+    """What a person should know of the run."""
     row, state, decision = known.row, known.state, known.decision
     result = Planned(
         run_id=row.id,
@@ -173,17 +173,17 @@ def planned(services: Services, known: Known) -> Planned:
 
 
 def in_flight(state: TreeState) -> list[str]:
-    """Steps that had begun and not ended, as far as that is journaled: plain steps do not journal their start."""
+    """Steps that had begun and not ended, as far as the journal knows: plain steps do not journal their start."""
     return [key for key, begun in state.open.items() if begun.kind == "step" and begun.until is None]
 
 
 def repeated(state: TreeState) -> list[str]:
-    """Those of them that would be executed again; on_crash="fail" forbids it."""
+    """The steps in flight that would be executed again; on_crash="fail" forbids that."""
     return [key for key in in_flight(state) if not state.open[key].fatal]
 
 
 def resumes_at(state: TreeState) -> str:
-    """Where the run stands, as its journal tells it."""
+    """Where the run is, according to its journal."""
     begun = in_flight(state)
     if begun:
         return f"step {begun[0]}" + (f" and {len(begun) - 1} more" if len(begun) > 1 else "")

@@ -1,7 +1,7 @@
-"""Resume by hand: bring back what recovery would not, or has given up on.
+"""Resume by hand: bring back a run that recovery would leave alone, or has given up on.
 
-The run is only freed (pending, due, nobody's), by one commit under a raised epoch; whichever orchestrator has room takes it
-up. So it does not matter where the person sits, nor whether that process knows the flow.
+The run is only freed (pending, due, without an owner), by one commit under a raised epoch; an orchestrator with room
+takes it up. So a person may resume it from any process, even from one that does not know the flow.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from relight.telemetry import Token
 
 
 async def resume(orchestrator: RunsInMemory, run_id: str) -> None:
-    """Raises RunNotFoundError, and RunStateError for a run that is alive, waits, or has ended for good."""
+    """Resume a run. Raises RunNotFoundError, or RunStateError if the run is driven, waits, or has ended for good."""
     known = await know_one(orchestrator.services, run_id)
     row = known.row
     if row.status is Status.PAUSED:
@@ -34,7 +34,8 @@ async def resume(orchestrator: RunsInMemory, run_id: str) -> None:
 
 
 def _refuse(known: Known, services: Services) -> None:
-    """Whether there is something to bring back. While recovery is off, what nobody holds does not go on by itself either."""
+    """Raise RunStateError if there is nothing to resume. While recovery is off, a run without an owner can be resumed,
+    since it does not go on by itself."""
     row = known.row
     if row.status is Status.CANCELLED and row.hold is Hold.RECOVERY:
         return
@@ -42,9 +43,9 @@ def _refuse(known: Known, services: Services) -> None:
         why = "it was cancelled by request, not by recovery" if row.status is Status.CANCELLED else "it has ended"
         raise RunStateError(f"run {row.id!r} is {row.status}: {why}, so there is nothing to resume; fork() starts anew")
     if row.owner is None and (services.config.recovery.enabled or row.reason == RESUMED_BY_HAND):
-        raise RunStateError(f"nothing is to be resumed: {sentence(known, services.clock.now())}")
+        raise RunStateError(f"there is nothing to resume: {sentence(known, services.clock.now())}")
     if known.alive:
-        raise RunStateError(f"run {row.id!r} is alive: {row.owner} drives it; nothing is to be resumed while it does")
+        raise RunStateError(f"run {row.id!r} is alive: {row.owner} drives it, so there is nothing to resume")
 
 
 async def _free(orchestrator: RunsInMemory, known: Known) -> None:
@@ -53,7 +54,7 @@ async def _free(orchestrator: RunsInMemory, known: Known) -> None:
         raise RunStateError(f"run {row.id!r} cannot be resumed, its journal cannot be read: {known.trouble}")
     now = services.clock.now()
     epoch = row.epoch
-    if not row.status.terminal:  # an orphan: fence whoever may still believe that it drives it
+    if not row.status.terminal:  # an orphan: fence its owner, which may be alive after all
         claimed = await services.store.claim({row.id: row.epoch}, services.owner)
         epoch = claimed.get(row.id, 0)
     line = LogLine(run_id=row.id, at=now, text="resumed by hand; free to be taken up", token=Token.RUN_RESUMED.value)
@@ -67,7 +68,7 @@ async def _free(orchestrator: RunsInMemory, known: Known) -> None:
     )
     (result,) = await services.store.commit([commit])
     if not isinstance(result, Committed):
-        raise ConflictError(f"run {row.id!r} was taken up or changed by somebody else in this moment; look again")
+        raise ConflictError(f"run {row.id!r} was taken up or changed by another process in this moment; look again")
 
 
 def _freed(row: Run, now: float) -> RunChange:

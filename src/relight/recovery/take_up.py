@@ -1,10 +1,10 @@
-"""Recover: lease, claim, restore, decide, resume. Also how a parked run comes back: only the reason differs.
+"""Take up runs: lease, claim, restore, decide, resume. Recovery and parked runs that are due both go this way.
 
-lease ── acquire it first: only the holder pays for reading
-claim ── raise the epoch in the store, for the whole pass at once; whoever loses the race drops the run
+lease ── acquire it first: only the process that gets the lease reads the run
+claim ── raise the epoch in the store, for the whole pass at once; a process that loses the race drops the run
 read ─── checkpoint, tail and inbox of all claimed runs, in one read
 decide ─ model.decisions, from facts
-resume ─ the flow is called again; what the journal holds is given back to it instead of done
+resume ─ call the flow again; it is told the recorded outcomes instead of executing those operations
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _TOKENS = {
 
 
 class Death(msgspec.Struct, frozen=True):
-    """Of whom the runs of a pass are taken over: its last session, if that is known, and whether these are all its runs."""
+    """The dead owner of the runs of a pass: its last session, if that is known, and whether these are all its runs."""
 
     session: Session | None = None
     whole: bool = False
@@ -55,7 +55,7 @@ UNKNOWN = Death()
 
 
 class _Restored(msgspec.Struct):
-    """A claimed run on its way back: what will be done with it, and what it was told meanwhile."""
+    """A claimed run whose journal was read: the decision on it, and the messages in its inbox."""
 
     run: LiveRun
     state: TreeState
@@ -64,9 +64,11 @@ class _Restored(msgspec.Struct):
 
 
 async def take_up_claimed(orchestrator: RunsInMemory, rows: list[Run], lapses: int) -> None:
-    """Runs that were due, and that this process has claimed already, when our lease had lapsed so often. Those that it cannot
-    drive yet stay in doubt: one whose last life is just leaving memory, or all of them when the lease was lost meanwhile. Then
-    they are given back, if the store still takes that: others need not wait until we are known to be dead."""
+    """Take up due runs that this process has claimed already; `lapses` is the heartbeats' count before the claim.
+
+    Runs that this process cannot drive yet become uncertain: a run that is still leaving memory here, or all runs if
+    the lease was lost or this process stops. In the second case they are released, if the store accepts that, so that
+    other processes need not wait until this one counts as dead."""
     able = orchestrator.services.heartbeats.may_drive and not orchestrator.stopping
     late = [row.id for row in rows if not able or row.id in orchestrator.live or row.id in orchestrator.taking]
     if late:
@@ -86,7 +88,7 @@ async def take_up(
     death: Death = UNKNOWN,
     claimed_under: int | None = None,
 ) -> int:
-    """Bring these unfinished roots into memory and drive them; how many were claimed."""
+    """Bring these unfinished roots into memory and drive them. Returns how many were claimed."""
     rows = [row for row in rows if not row.status.terminal and not row.newer and row.id not in orchestrator.live]
     rows = [row for row in rows if row.id not in orchestrator.taking]
     if not rows or orchestrator.stopping or not orchestrator.services.heartbeats.may_drive:
@@ -95,7 +97,7 @@ async def take_up(
     orchestrator.taking.update(ids)
     restored: list[_Restored] = []
     began = services.clock.monotonic()
-    # From before the claim: frozen after it, we must ask again.
+    # Read before the claim: if this process is frozen after it, it must confirm that it still owns the runs.
     lapses = services.heartbeats.lapses if claimed_under is None else claimed_under
     try:
         epochs = {row.id: row.epoch for row in rows}
@@ -105,7 +107,7 @@ async def take_up(
         restored = await _restore(orchestrator, [row for row in rows if row.id in epochs], epochs, crashed, death)
         for one in restored:
             one.run.lapses = lapses
-            await one.run.writer.committed()  # one commit for all: a crash from here on counts against the run
+            await one.run.writer.committed()  # one commit for all runs: a crash after it counts against the run
             if not one.run.writer.lost:
                 await _act_on(orchestrator, one, crashed)
             elif not one.run.writer.fenced:
@@ -115,7 +117,7 @@ async def take_up(
             services.metrics.resume.observe(services.clock.monotonic() - began)
         return len(epochs)
     except Exception:
-        # Perhaps they are claimed: then nobody but this process would ever look at them again.
+        # The claim may have succeeded: then no other process would ever take these runs up.
         orchestrator.check_ownership(ids, crashed=crashed)
         raise
     finally:
@@ -124,9 +126,9 @@ async def take_up(
 
 
 async def _lease(services: Services, rows: list[Run]) -> list[Run]:
-    """Those whose lease is ours now. Where it turns out to be another's than the row says, the row is corrected."""
+    """The runs whose lease this process has now. If the row of a run names the wrong owner, it is corrected."""
     heartbeats = services.heartbeats
-    # On a store that keeps the leases, claiming a run without owner acquires its lease.
+    # If the store keeps the leases, claiming a run without an owner acquires its lease as well.
     wanted = [row for row in rows if not heartbeats.leases.in_store or row.owner not in (None, services.owner)]
     if not wanted:
         return rows
@@ -142,22 +144,22 @@ async def _lease(services: Services, rows: list[Run]) -> list[Run]:
 
 
 async def _correct_owner(services: Services, row: Run, holder: str) -> None:
-    """In the row, which named another. What breaks for one run is tried again in the next round."""
+    """Write the real owner of the lease into the row. If that breaks for one run, the next round tries again."""
     try:
         await services.store.correct_owner(row.id, row.epoch, holder)
     except StoreError:
         raise
-    except Exception as error:  # noqa: BLE001 - the others of the pass go on
+    except Exception as error:  # noqa: BLE001 - the other runs of the pass go on
         log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {row.id}: correcting its owner broke: {error!r}", error)
         return
-    what = f"run {row.id}: its lease is held by {holder}, not by {row.owner}; corrected"
+    what = f"run {row.id}: {holder} has its lease, not {row.owner}; corrected"
     log(logging.WARNING, Token.OWNER_CORRECTED, what)
 
 
 async def _restore(
     orchestrator: RunsInMemory, rows: list[Run], epochs: dict[str, int], crashed: bool, death: Death
 ) -> list[_Restored]:
-    """Read the claimed runs' journals and inboxes, replay them, and decide. One that cannot be read is held here."""
+    """Read the claimed runs' journals and inboxes, restore them, and decide. A run that cannot be read is held here."""
     if not rows:
         return []
     services = orchestrator.services
@@ -170,11 +172,11 @@ async def _restore(
             state = restore(journal)
             upgrades.refuse_newer(inboxes[row.id])
             run = LiveRun(services, orchestrator, row, epochs[row.id], state)
-            # woken: whether it may be taken up at all was decided before; now its lease is ours.
+            # woken=True: it was decided before the claim that the run may be taken up.
             resumed = any(message.kind is MessageKind.RESUME for message in inboxes[row.id])
             session = death.session
             known = facts_of(services, row, state=state, crashed=crashed, woken=True, session=session, resumed=resumed)
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with this run, the others of the pass go on
+        except Exception as error:  # noqa: BLE001 - an error in one run: the other runs of the pass go on
             await _set_aside(orchestrator, row, epochs[row.id], error, inboxes[row.id])
             continue
         found.append((run, state, known))
@@ -187,9 +189,9 @@ async def _restore(
                 _record_recovery(run, state, decision, known)
             elif decision.trial_seconds:
                 _record_turn(run, decision)
-            elif known.resumed and state.crashes.count:  # by hand: it begins to count anew
+            elif known.resumed and state.crashes.count:  # resumed by hand: its crashes are counted from 0 again
                 run.writer.add(j.RunResumed("", services.clock.now()))
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - an error in one run: the other runs of the pass go on
             run.writer.abandon(None)
             run.let_go()
             await _set_aside(orchestrator, run.row, epochs[run.id], error, inboxes[run.id])
@@ -201,20 +203,20 @@ async def _restore(
 async def _set_aside(
     orchestrator: RunsInMemory, row: Run, epoch: int, error: Exception, messages: list[Message]
 ) -> None:
-    """This run cannot be taken up, and is held. If that breaks as well it stays ours, and is found by looking for lost runs."""
+    """Hold a run that cannot be taken up. If that breaks as well, `look_for_lost` finds the run later."""
     try:
         await unreadable.hold(orchestrator, row, epoch, error, messages)
     except StoreError:
         raise
-    except Exception as again:  # noqa: BLE001 - the others of the pass go on
+    except Exception as again:  # noqa: BLE001 - the other runs of the pass go on
         log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {row.id}: holding it broke: {again!r}", again)
 
 
 async def _read(
     services: Services, ids: list[str], tries: int = TRIES_ALONE
 ) -> tuple[list[Journal | Exception], dict[str, list[Message]]]:
-    """Journals and inboxes. If reading them breaks, they are read one by one, to find out which run it is; and that one again, in
-    case it has passed."""
+    """Read journals and inboxes. If that breaks, they are read one by one, to find the run that breaks it. That run is
+    read again, in case the fault has passed."""
     inboxes: dict[str, list[Message]] = {run_id: [] for run_id in ids}
     try:
         journals = await services.store.read(ids)
@@ -222,7 +224,7 @@ async def _read(
             inboxes[message.run_id].append(message)
     except StoreError:
         raise
-    except Exception as error:  # noqa: BLE001 - a bug that some run's rows bring out
+    except Exception as error:  # noqa: BLE001 - a bug that the rows of some run trigger
         log(logging.CRITICAL, Token.INTERNAL_ERROR, f"reading {len(ids)} runs broke: {error!r}", error)
         if len(ids) == 1 and tries == 1:
             return [error], inboxes
@@ -237,7 +239,7 @@ async def _read(
 
 
 def _judge(orchestrator: RunsInMemory, found: list[tuple[LiveRun, TreeState, Facts]], death: Death) -> list[Facts]:
-    """Facts that follow from the others of the pass: who was alone with its process, and whose turn it is among the suspects."""
+    """Add the facts that depend on the other runs of the pass: whether the run was the only suspect, and its turn."""
     trials = orchestrator.trials
     stood_still = [run.id for run, state, _ in found if state.crashes.count]  # since their last recovery
     to_blame = stood_still or [run.id for run, _, _ in found]
@@ -251,13 +253,13 @@ def _judge(orchestrator: RunsInMemory, found: list[tuple[LiveRun, TreeState, Fac
             trial_ends_at=trials.ends_at,
             turn=suspects,
         )
-        suspects += decide(facts).trial_seconds > 0  # held, it would not be tried, and takes nobody's turn
+        suspects += decide(facts).trial_seconds > 0  # a run that will be held is not tried, and needs no turn
         judged.append(facts)
     return [msgspec.structs.replace(facts, suspects=max(suspects, 1)) for facts in judged]
 
 
 def _record_turn(run: LiveRun, decision: Decision) -> None:
-    """A suspect's turn has come, and its journal says so before its code is called; or it has to wait once more."""
+    """A suspect's turn has come, and its journal says so before its code is called. Or it has to wait again."""
     services, now = run.services, run.services.clock.now()
     if decision.action is Action.RESUME:
         event = j.RunRecovered("", services.owner, None, now, False, decision.tried_with, decision.trial_seconds, False)
@@ -267,8 +269,8 @@ def _record_turn(run: LiveRun, decision: Decision) -> None:
 
 
 def _record_recovery(run: LiveRun, state: TreeState, decision: Decision, facts: Facts) -> None:
-    """Who recovered the run from whom, and why: in its journal, which counts crashes, and in its log, for people. A suspect that
-    has to wait is free in the same commit: should this process die now, that is none of its deaths."""
+    """Write who recovered the run from whom, and why: into its journal, which counts crashes, and into its log. If a
+    suspect has to wait, the same commit removes its owner: the run must not count it if this process dies now."""
     services, now = run.services, run.services.clock.now()
     alone = facts.crashes_alone > state.crashes.alone
     event = j.RunRecovered("", services.owner, run.row.owner, now, alone, decision.tried_with, decision.trial_seconds)
@@ -287,19 +289,20 @@ def _record_recovery(run: LiveRun, state: TreeState, decision: Decision, facts: 
 
 
 def _free_again(orchestrator: RunsInMemory, restored: list[_Restored]) -> None:
-    """Flows registered while runs were being held for want of them: whoever looked for held runs then came too early."""
+    """A flow may have been registered while runs were being held because it was unknown. The look for held runs that
+    followed its registration came too early for them, so look again."""
     missing = {one.run.row.flow for one in restored if one.decision.action is Action.HOLD_DEFINITION}
     if any(orchestrator.services.registry.find(name) is not None for name in missing):
         orchestrator.look_for_held()
 
 
 async def _act_on(orchestrator: RunsInMemory, restored: _Restored, crashed: bool) -> None:
-    """Do what was decided. A bug of ours that this run alone brings out must not strand the others of the pass."""
+    """Do what was decided. A bug of ours that only this run triggers must not stop the other runs of the pass."""
     try:
         await _act(orchestrator, restored, crashed)
     except StoreError:
         raise
-    except Exception as error:  # noqa: BLE001 - see above
+    except Exception as error:  # noqa: BLE001 - a bug of ours, in one run
         run = restored.run
         log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {run.id}: taking it up broke: {error!r}", error)
         if orchestrator.has_left(run):
@@ -334,21 +337,21 @@ async def _act(orchestrator: RunsInMemory, restored: _Restored, crashed: bool) -
     orchestrator.enter(run)
     run.inbox.heard = max((message.id for message in restored.inbox), default=0)
     write = _final_write(restored)
-    if run.departure.held is not None:  # whoever resumed it came too early, and has been heard
+    if run.departure.held is not None:  # it is held all the same: a request to resume it counts as received
         run.writer.consume([message.id for message in restored.inbox if message.kind is MessageKind.RESUME])
-        if not crashed:  # see _record_recovery
+        if not crashed:  # after a crash, _record_recovery has written this line
             run.log(_TOKENS[decision.action], decision.reason)
     await leaving.depart(run, decision.reason, 0.0, write)
 
 
 def _final_write(restored: _Restored) -> Callable[[], None] | None:
-    """What is committed for a run that is not driven; None for one that is held, which `depart` writes."""
+    """What is committed for a run that is not driven. None for a run that is held: `depart` writes that."""
     run, decision = restored.run, restored.decision
     now = run.services.clock.now()
     cancel = next((message for message in restored.inbox if message.kind is MessageKind.CANCEL), None)
     if decision.action is Action.FINISH:
         return lambda: _finish(run, restored.state, decision)
-    if cancel is not None:  # nothing can be run for it, so there is nothing to clean up either
+    if cancel is not None:  # the flow's code cannot be called, so it cannot clean up: the run just ends
         reason = leaving.cancel_reason(cancel)
         return lambda: _end(run, restored.state, j.RunCancelled("", reason, now), reason=reason)
     if decision.action is Action.CANCEL:
@@ -371,7 +374,7 @@ def _final_write(restored: _Restored) -> Callable[[], None] | None:
 
 
 def _end(run: LiveRun, state: TreeState, event: j.RunFailed | j.RunCancelled, **fields: object) -> None:
-    """End a run without calling its code: its unfinished child runs end with it, or they would seem to go on for ever."""
+    """End a run without calling its code. Its unfinished child runs end with it, or their rows would never end."""
     leaving.conclude(run, event, **fields)
     status, reason = (Status.FAILED if isinstance(event, j.RunFailed) else Status.CANCELLED), "its root run has ended"
     for key in open_children(state):
@@ -379,7 +382,7 @@ def _end(run: LiveRun, state: TreeState, event: j.RunFailed | j.RunCancelled, **
 
 
 def _finish(run: LiveRun, state: TreeState, decision: Decision) -> None:
-    """The journal has the end, the row does not: bring up the row, and nothing else."""
+    """The journal has the run's end and the row does not: update the row, and nothing else."""
     outcome = state.outcomes[""]
     log(logging.WARNING, Token.RUN_FINISHED, f"run {run.id}: {decision.reason}")
     status = ENDINGS[outcome.ending]

@@ -1,10 +1,11 @@
 """Trials: the suspects that this orchestrator tries now, apart from all others (see model/decisions.py).
 
-A trial ends when all who are tried have made progress or left memory, or when its time is over; whoever has made no progress
-by then has passed, and its journal says so: what kills this process later is no longer blamed on it alone. Then the suspects
-that were told to wait by this process are looked at again. Those of other processes come when they are due.
+A trial ends when all runs on trial have made progress or left memory, or when its time is over. A run that has made no
+progress by then has passed, and its journal says so: a later death of this process is no longer blamed on that run
+alone. Then the suspects that this process let wait are taken up again. Suspects that wait because of other processes
+come when they are due.
 
-If this process dies in the midst of it, the journals of those who were tried say with how many others.
+If this process dies during a trial, the journals of the runs on trial say with how many others each was tried.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ from relight.model.run import Run
 from relight.run.live_run import LiveRun
 from relight.run.services import Services
 
-MAX_WAITING = 1000  # suspects that are looked at as soon as a trial is over; more of them come when they are due
+MAX_WAITING = 1000  # suspects that are taken up as soon as a trial is over; others come when they are due
 
 
 class Trials:
-    """One per orchestrator. `wake` takes up runs that nobody holds."""
+    """One per orchestrator. `wake` takes up runs without an owner."""
 
     def __init__(self, services: Services, wake: Callable[[list[Run]], None]) -> None:
         self._services = services
         self._wake = wake
-        self._tried: dict[str, tuple[LiveRun, int]] = {}  # with their entries when the trial began
+        self._tried: dict[str, tuple[LiveRun, int]] = {}  # with the number of its entries when the trial began
         self._waiting: dict[str, Run] = {}
         self._timer: Timer | None = None
         self.ends_at = 0.0
 
     def count(self) -> int:
-        """How many are tried now. Those who have made progress no longer are: whose journal has grown by another entry than one
-        that announces an attempt, as it is counted there (model/crashes.py)."""
+        """How many runs are on trial now. A run that has made progress no longer is. Progress is any new entry of its
+        journal but one that announces an attempt, as in model/crashes.py."""
         self._tried = {
             run_id: (run, begun_at)
             for run_id, (run, begun_at) in self._tried.items()
@@ -49,7 +50,7 @@ class Trials:
         self._set_timer(seconds)
 
     def wait(self, row: Run, epoch: int) -> None:
-        """This suspect was let go of, to wait for its turn."""
+        """This suspect was released, to wait for its turn."""
         if len(self._waiting) < MAX_WAITING:
             row.owner, row.epoch = None, epoch
             self._waiting[row.id] = row

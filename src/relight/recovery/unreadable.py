@@ -1,4 +1,4 @@
-"""A run that was claimed and whose journal cannot be read: held, with only its row saying what is wrong."""
+"""A run that was claimed, and whose journal cannot be read, is held. Only its row says what is wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from relight.telemetry import Token, log
 
 
 async def hold(orchestrator: RunsInMemory, row: Run, epoch: int, error: Exception, messages: list[Message]) -> None:
-    """The journal cannot be read, so nothing can be appended to it either: only the row says what is wrong."""
+    """The journal cannot be read, so nothing can be appended to it: only the row says what is wrong."""
     if isinstance(error, UpgradeRequiredError):
         await upgrades.hold(orchestrator.services, row, epoch, error, messages)
         orchestrator.notify_watchers(row.id)
@@ -33,7 +33,8 @@ async def hold(orchestrator: RunsInMemory, row: Run, epoch: int, error: Exceptio
 
 
 async def _cancel(services: Services, row: Run, epoch: int, reason: str) -> None:
-    """One commit without entries: ended first and its parent told after, a death in between would leave that one waiting."""
+    """One commit without entries: the run's end, and the message to its parent. With two commits, a crash between them
+    would leave the parent waiting."""
     store = services.store
     parents = [] if row.parent_id is None else [row.parent_id]
     after = await store.latest_sequence(row.id)

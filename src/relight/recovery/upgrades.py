@@ -1,4 +1,4 @@
-"""Runs that a newer version has written to: held, then taken up by whoever understands them. See `model/formats.py`."""
+"""Runs that a newer version has written to: held until a process that understands them comes (model/formats.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from relight.telemetry import Token, log
 
 
 def refuse_newer(messages: Sequence[Message]) -> None:
-    """Raise UpgradeRequiredError if there is one among them of a kind that this version does not know."""
+    """Raise UpgradeRequiredError if this version does not know the kind of one of these messages."""
     for message in messages:
         if message.kind is MessageKind.NEWER:
             raise UpgradeRequiredError(
@@ -25,8 +25,8 @@ def refuse_newer(messages: Sequence[Message]) -> None:
 async def hold(
     services: Services, row: Run, epoch: int, error: UpgradeRequiredError, messages: Sequence[Message]
 ) -> None:
-    """Only the row says so. Its journal and its inbox stay as they are, a request to cancel it included: a newer version hears
-    that, and calls the flow's clean-up."""
+    """Only the row says that the run is held. Its journal and its inbox stay as they are, even if there is a request to
+    cancel it: a newer version receives that request, and lets the flow clean up."""
     log(logging.WARNING, Token.RUN_HELD, f"run {row.id}: {error}")
     heard = max((message.id for message in messages), default=0)
     change = RunChange(run_id=row.id, status=Status.PAUSED, hold=Hold.UPGRADE, reason=str(error), heard=heard)
@@ -34,18 +34,18 @@ async def hold(
 
 
 class Freed:
-    """Which of the runs that are held for a newer version are for this one. One per orchestrator."""
+    """Finds the runs that were held for a newer version and that this version understands. One per orchestrator."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._not_for_us: set[tuple[str, int]] = set()  # runs with their epochs: a claim may have changed them
+        self._not_for_us: set[tuple[str, int]] = set()  # with their epochs: after a claim, a run may have changed
 
     async def look(self, limit: int) -> tuple[list[Run], bool]:
-        """Up to `limit` of them, and whether there may be more."""
+        """Up to `limit` such runs, and whether there may be more."""
         wanted = limit + len(self._not_for_us)
         held = await self._services.store.list_held(Hold.UPGRADE, self._services.registry.names(), wanted)
         unknown = [row for row in held if (row.id, row.epoch) not in self._not_for_us][:limit]
-        if len(held) < wanted:  # these are all there are
+        if len(held) < wanted:  # the list is complete: forget runs that are no longer in it
             self._not_for_us.intersection_update([(row.id, row.epoch) for row in held])
         found = await self._understood(unknown)
         understood = {row.id for row in found}
@@ -53,7 +53,7 @@ class Freed:
         return found, len(unknown) == limit
 
     async def _understood(self, rows: list[Run]) -> list[Run]:
-        """Read without claiming: of two old versions that meet, each would take it from the other for ever."""
+        """Read the runs without claiming them: two old versions would claim such a run from each other for ever."""
         if not rows:
             return []
         ids = [row.id for row in rows]
@@ -69,7 +69,7 @@ class Freed:
                 refuse_newer(inboxes[row.id])
             except UpgradeRequiredError:
                 continue
-            except Exception as error:  # noqa: BLE001 - taken up, it is held as what it is, and nobody else waits for it
+            except Exception as error:  # noqa: BLE001 - `take_up` holds it with the right reason
                 log(logging.DEBUG, Token.RUN_HELD, f"run {row.id}: {error!r}")
             found.append(row)
         return found

@@ -16,18 +16,18 @@ LONGEST_TIMER_SECONDS = 3600.0
 
 
 class Timers:
-    """Of one run."""
+    """The timers of one run."""
 
     __slots__ = ("due", "of_calls", "overdue")
 
     def __init__(self) -> None:
-        self.due: dict[str, float] = {}  # when what waits for a time is due, by key
-        self.overdue: list[Alarm] | None = None  # while the run comes back: what has been due meanwhile
+        self.due: dict[str, float] = {}  # when the operations that wait for a time are due, by key
+        self.overdue: list[Alarm] | None = None  # when replay ends: the alarms whose time has passed meanwhile
         self.of_calls: dict[int, dict[Operation, None]] = {}  # asyncio's timers, which end with their call of a flow
 
 
 class Alarm:
-    """Calls back at a wall-clock time, and keeps that time among those the run is due at."""
+    """Calls back at a wall-clock time. Until then, that time is one of `Timers.due`."""
 
     __slots__ = ("_callback", "_key", "_run", "_timer", "until")
 

@@ -10,7 +10,7 @@ MAX_RUN_ID = 255
 
 
 def check_run_id(run_id: str) -> str:
-    """A run id that a user chose."""
+    """Check a run id that a user chose."""
     if not isinstance(run_id, str) or not 1 <= len(run_id) <= MAX_RUN_ID or "/" in run_id or not run_id.isprintable():
         raise DefinitionError(
             f"{run_id!r} cannot be a run id: give 1 to {MAX_RUN_ID} printable characters without '/', which separates child runs"
@@ -24,7 +24,7 @@ def same_input(row: Run, data: bytes) -> bool:
 
 
 def input_refusal(error: PayloadError, generation: int) -> str:
-    """What is the matter with a run whose arguments its flow no longer takes, and what to do."""
+    """The reason when a flow no longer takes the arguments of its run, with what to do."""
     began = "this run was started with" if generation == 1 else f"generation {generation} of this run began with"
     return (
         f"its flow does not take the arguments that {began}: {error}; let the flow take them again (a new parameter needs a "

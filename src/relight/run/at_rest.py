@@ -1,4 +1,4 @@
-"""Rest: what a run does when its flow has done all that it does with what it knows; and what about a flow that never rests."""
+"""At rest: what a run does when its flow is at rest, and what it does with a flow that never comes to rest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from relight.run.replay_order import CANCELLED, DEADLOCKED
 if TYPE_CHECKING:
     from relight.run.live_run import LiveRun
 
-# A flow that has run so many callbacks without coming to rest spins, on asyncio.sleep(0) perhaps, and will never rest.
+# A flow that has run this many callbacks without coming to rest spins, perhaps on asyncio.sleep(0), and never rests.
 SPINNING = 1_000_000
 
 
@@ -22,7 +22,7 @@ def reached(run: LiveRun) -> None:
     if run.busy > 0 or run.replay is not None or run.turns.busy:
         return
     if not run.pending:  # nothing in the journal can ever wake it
-        if run.deadlocked:  # it was told so, and goes on waiting
+        if run.deadlocked:  # the flow was told so, and goes on waiting
             execute.end(run, None, execute.deadlock())
             return
         say_deadlocked(run)
@@ -30,14 +30,14 @@ def reached(run: LiveRun) -> None:
 
 
 def say_deadlocked(run: LiveRun) -> None:
-    """The flow is told so as of an outcome, in its turn: it may clean up, and then fails."""
+    """Record the deadlock. The flow is told in its turn, like an outcome: it may clean up, and then fails."""
     if not run.saying_so and run.phase is DRIVEN:
         run.saying_so = True
         run.writer.add(Deadlocked("", run.services.clock.now()), DEADLOCKED)
 
 
 def tell_mark(run: LiveRun, mark: str) -> None:
-    """Something else than an operation's end that has its place in the order."""
+    """Tell the flow a mark: the run's cancellation or a deadlock, which have a place in the order of outcomes."""
     run.services.running_loop.give_back()
     if mark == CANCELLED:
         cancel.tell_cancelled(run)
@@ -49,13 +49,13 @@ def tell_mark(run: LiveRun, mark: str) -> None:
 
 
 def woken_from_outside(run: LiveRun) -> None:
-    """Other code has touched an event, a queue or a future of the flow's. Nobody would do so again on replay."""
+    """Other code has touched an event, a queue or a future of the flow. That would not happen again on replay."""
     run.when_live(lambda: say_deadlocked(run))
 
 
 def spins(run: LiveRun) -> bool:
-    """The flow does not come to rest. One that never will is told what there is after so many callbacks, live and on replay
-    alike. Whether it was told something."""
+    """The flow has not come to rest. After SPINNING callbacks it is told the next outcome all the same, live and on
+    replay alike. Returns whether it was told something."""
     run.spun += MOST_CALLBACKS
     if run.spun < SPINNING:
         return False

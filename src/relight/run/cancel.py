@@ -1,13 +1,15 @@
 """Cancelling a run: visible to its flow, unlike leaving memory.
 
-The request is an entry of the journal, and the flow is told of it in its turn, like of an outcome. Then RunCancelled is raised at
-every operation that the flow waits for: at once where that only waits, for a step when its body has ended (an async body is
-cancelled; a thread cannot be). Tasks that wait for something of asyncio's own are cancelled as asyncio does it. From there
-on, the branch and those it propagates to are in clean-up (`Scope.cancel_seen`), and their operations are ordinary ones, within
-cancel_grace. An operation that a branch begins which has not heard of it yet raises it as well.
+The request is an entry of the journal, and the flow is told the cancellation in its turn, like an outcome. Then
+RunCancelled is raised at every operation that the flow waits for. An operation that only waits raises it at once. A
+step raises it when its body has ended (an async body is cancelled; a thread cannot be). Tasks that wait for something
+of asyncio's own are cancelled as asyncio does it. From then on, the branch and those that the exception propagates to
+are in clean-up (`Scope.cancel_seen`), and their operations are ordinary ones, within cancel_grace. A branch that has
+not heard of the cancellation yet gets RunCancelled from the next operation that it begins.
 
-An operation whose end was recorded before the request, but not told yet, ends with the cancellation all the same
-(`CancelRequested.unheard`): told first, the flow would go on to its clean-up, and have that cancelled instead.
+The end of an operation may be recorded before the request, without the flow having been told. The flow gets
+RunCancelled all the same (`CancelRequested.unheard`). If it were told the end first, it would go on to its clean-up,
+and the cancellation would hit that instead.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def request(run: LiveRun, message: Message) -> None:
-    """A request in the run's inbox: record it, and let the flow hear it when that is durable."""
+    """A request in the run's inbox: record it. The flow is told when the entry is durable."""
     if run.cancel_reason is not None:
         run.writer.consume([message.id])
         return
@@ -51,13 +53,13 @@ def request(run: LiveRun, message: Message) -> None:
 
 
 async def _pass_on(run: LiveRun) -> None:
-    """Once the cancellation is durable, the spawned runs have it in their inboxes: let them be looked at."""
+    """Once the cancellation is durable, the spawned runs have it in their inboxes: let the orchestrator look there."""
     await run.writer.committed()
     run.host.look_for_messages()
 
 
 def tell_cancelled(run: LiveRun) -> None:
-    """The flow hears of it."""
+    """Tell the flow that its run is cancelled."""
     run.cancelled = run.loop.run_cancelled = True
     tasks = _task_of_each_branch(run)
     for operation in [one for one in run.pending.values() if one.interruptible]:
@@ -67,7 +69,7 @@ def tell_cancelled(run: LiveRun) -> None:
         _interrupt(run, operation)
     run.loop.pump()
     run.services.running_loop.give_back()
-    # Innermost first: what they are cancelled with reaches the tasks that wait for them.
+    # Innermost first: their CancelledError reaches the tasks that wait for them.
     for task, (scope, _) in reversed(list(run.loop.tasks.items())):
         if not scope.in_clean_up and not scope.informed:
             scope.hear()
@@ -77,7 +79,7 @@ def tell_cancelled(run: LiveRun) -> None:
 
 
 def _task_of_each_branch(run: LiveRun) -> dict[Scope, FlowTask[Any] | None]:
-    """None where tasks of ours are between a branch and its operations."""
+    """The task of each branch; None where tasks of Relight are between a branch and its operations."""
     found: dict[Scope, FlowTask[Any] | None] = {}
     for task, (scope, _) in run.loop.tasks.items():
         found[scope.branch] = None if scope.branch in found else task
@@ -85,8 +87,8 @@ def _task_of_each_branch(run: LiveRun) -> dict[Scope, FlowTask[Any] | None]:
 
 
 def _count(operation: Operation, task: FlowTask[Any] | None) -> None:
-    """To its task this is a cancellation like any other: asyncio.timeout() and TaskGroup look how often it was asked to end. What
-    is raised in it, and when, is for the operation that it waits for to say."""
+    """Count this in the task that waits for the operation, like any other cancellation: asyncio.timeout() and TaskGroup
+    look at that count. The operation itself decides what is raised in the task, and when."""
     if task is not None:
         before, operation.interrupted = operation.interrupted, True
         task.cancel_for_good()
@@ -94,7 +96,7 @@ def _count(operation: Operation, task: FlowTask[Any] | None) -> None:
 
 
 def give_up(run: LiveRun) -> None:
-    """Nothing in the run can wake its flow. In a cancelled run, whose tasks are not cancelled twice, they are for once."""
+    """Nothing in the run can wake its flow: cancel its code. Only here are tasks of a cancelled run cancelled again."""
     if run.main is not None and not run.cancelled:
         run.main.cancel()
     elif run.cancelled:
@@ -103,8 +105,9 @@ def give_up(run: LiveRun) -> None:
 
 
 def reach_the_rest(run: LiveRun) -> bool:
-    """The run is cancelled, and the flow, at rest, waits for no operation. Whoever still waits, for an event or a queue that
-    nobody will serve any more, has not heard of it yet, and does now. Whether there was anybody."""
+    """The run is cancelled, and its flow is at rest and waits for no operation. Tasks that wait for an event or a
+    queue, which nothing will serve any more, and that have not heard of the cancellation, are cancelled now. Returns
+    whether there were any."""
     if any(operation.interruptible for operation in run.pending.values()):
         return False
     tasks = [(task, scope) for task, (scope, _) in run.loop.tasks.items() if not scope.branch.heard]
@@ -116,7 +119,7 @@ def reach_the_rest(run: LiveRun) -> bool:
 
 def _interrupt(run: LiveRun, operation: Operation) -> None:
     if operation.unheard or not operation.ends_later:
-        if operation.recorded:  # what came for it is for whoever waits for it next, in clean-up perhaps
+        if operation.recorded:  # its signal is given to the next wait for it, perhaps in clean-up
             if not operation.unheard:
                 run.record(j.OperationCancelled(operation.key, by_flow=True, at=run.now()))
             operation.take_back()
@@ -126,7 +129,7 @@ def _interrupt(run: LiveRun, operation: Operation) -> None:
         return
     operation.interrupted = True
     if operation.recorded or run.replay is not None:
-        return  # its end stands behind the cancellation
+        return  # its end comes after the cancellation in the journal
     if operation.at_work is None:
         end(operation)
     else:
@@ -134,14 +137,14 @@ def _interrupt(run: LiveRun, operation: Operation) -> None:
 
 
 def end(operation: Operation) -> None:
-    """What an operation did was cancelled, or never began: that is its end."""
+    """Record the end of an operation whose work was cancelled, or never began."""
     operation.error = GIVEN_UP
     run = operation.run
     run.record(j.OperationCancelled(operation.key, by_flow=not operation.interrupted, at=run.now()), operation)
 
 
 def begin_grace(run: LiveRun) -> None:
-    """Clean-up may take so long and no longer."""
+    """Limit the time of the flow's clean-up."""
     run.services.clock.call_later(run.services.config.cancel_grace_seconds, lambda: _force(run))
 
 
@@ -162,7 +165,7 @@ def _force(run: LiveRun) -> None:
 
 
 def raise_if_told(run: LiveRun, scope: Scope) -> None:
-    """An operation begins after the run's cancellation: in clean-up, or in a branch that has not heard of it yet and does now."""
+    """An operation begins after the run's cancellation: raise RunCancelled, unless its branch is in clean-up."""
     if run.cancelled:
         told = scope.in_clean_up
         scope.branch.heard = True

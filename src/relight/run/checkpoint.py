@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 
 def begin(run: LiveRun) -> None:
-    """Called when a commit has taken the journal past its mark."""
+    """Called when a commit has brought the journal to `checkpoint_at`."""
     run.writer.checkpoint_at = None  # one at a time
     run.services.background.start(checkpoint(run), "checkpoint")
 
 
 async def checkpoint(run: LiveRun) -> None:
-    """One snapshot. A failure costs nothing but the chance: the journal is whole without it."""
+    """Make one snapshot. A failure does no harm: the journal is complete without it."""
     every = run.services.config.checkpoint.every
     size, known = 0, run.writer.sequence
     try:
         (journal,) = await run.services.store.read([run.id])
         if isinstance(journal, Exception):
             raise journal
-        # Only what this process knows to be written: a commit whose answer was lost is recognised by its entries.
+        # Fold only what this process knows to be written: a commit whose answer was lost is recognised by its entries.
         folded = Journal(run.id, journal.checkpoint, [entry for entry in journal.entries if entry.sequence <= known])
-        # In a thread: folding a hundred thousand entries must not hold up the loop that drives everything else.
+        # In a thread: folding a hundred thousand entries must not block the loop that drives everything else.
         sequence, size, state = await run.services.threads.call(lambda: _fold(folded), None)
         await run.services.store.checkpoint(run.id, run.writer.epoch, sequence, state)
     except StoreError as error:

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 async def call(run: LiveRun, scope: Scope, flow: Flow[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Its end is the outcome of the call."""
+    """Call a flow in a flow. The end of the child run is the outcome of the call."""
     scope = here(scope)
     key = scope.begin(flow.name)
-    # Before the journal is asked: a call that does not fit raises here, live and replayed, and leaves no entry.
+    # Before the journal is looked at: a call that does not fit raises here, live and on replay, and leaves no entry.
     data = flow.arguments.seal(args, kwargs, run.services.config.payload.max_bytes)
     ended = _ended(run, key, data)
     if ended is not None:
@@ -37,7 +37,7 @@ async def call(run: LiveRun, scope: Scope, flow: Flow[..., Any], args: tuple[Any
     inner_args, inner_kwargs = flow.arguments.open(data)
     at = begun.at if begun is not None and begun.at else run.services.clock.now()
     if run.replay is not None and run.replay.has_ended(key):
-        at = run.children[key].at  # it comes to the same end again
+        at = run.children[key].at  # its code is called again, and comes to the same end
     elif begun is None:
         _create(run, scope, flow, key, data, at)
     try:
@@ -69,7 +69,7 @@ class _End(Recorded):
 
 
 def _ended(run: LiveRun, key: str, data: bytes) -> Outcome | None:
-    """The outcome of a child run that has ended, and is not gone through again."""
+    """The outcome of a child run that has ended, and is not replayed."""
     replay = run.replay
     if replay is not None and key in replay.boxes and key in replay.recorded:
         return replay.recorded[key]
@@ -78,7 +78,7 @@ def _ended(run: LiveRun, key: str, data: bytes) -> Outcome | None:
         return None
     first = run.children.get(key)
     if first is not None and (first.input_blob or bytes(first.input)) not in (data, blob_digest(data)):
-        return None  # a retried flow took another way: this is not the call that was recorded
+        return None  # a retried flow went another way: this is not the call that was recorded
     return kept
 
 
@@ -89,13 +89,13 @@ def _open(run: LiveRun, flow: Flow[..., Any], outcome: Outcome) -> tuple[Any, Ba
 
 
 async def _ended_badly(run: LiveRun, scope: Scope, key: str, error: BaseException, what: str) -> BaseException:
-    """A child run has ended without a result: record how, unless the whole run only leaves memory. What its caller is told."""
+    """A child run has ended without a result: record how, unless the run leaves memory. Returns the caller's error."""
     if run.stopping is not None:
         raise Unwind(run.stopping) from None
     if isinstance(error, RunCancelled):
         _note_end(run, key, j.RunCancelled(key, run.cancel_reason or "", run.services.clock.now()), run.cancel_reason)
     elif isinstance(error, asyncio.CancelledError) and execute.is_being_cancelled():
-        # Replay calls its code again, and comes to the same end: nothing has to be waited for.
+        # Replay calls its code again, and comes to the same end. So the caller need not wait for the commit.
         by_flow = j.OperationCancelled(key, by_flow=True, at=run.now())
         _note_end(run, key, by_flow, "the flow that called it gave up on it")
     else:
@@ -112,7 +112,7 @@ async def _ended_badly(run: LiveRun, scope: Scope, key: str, error: BaseExceptio
 
 
 def _note_end(run: LiveRun, key: str, event: j.Event, reason: str | None) -> None:
-    """The end of a child that comes to it again by itself on replay."""
+    """Record the end of a child run whose code comes to the same end by itself on replay."""
 
     def record() -> None:
         run.record(event)
@@ -123,7 +123,7 @@ def _note_end(run: LiveRun, key: str, event: j.Event, reason: str | None) -> Non
 
 
 def _create(run: LiveRun, scope: Scope, flow: Flow[..., Any], key: str, data: bytes, at: float) -> None:
-    """The child's row and first entry ride with whatever is committed next: before that, nothing of it has happened."""
+    """Add the child's row and first entry to the next commit. Before that commit, nothing of the child is durable."""
 
     def create() -> None:
         raw, blob = run.payload(data)

@@ -1,4 +1,4 @@
-"""Execute: a run's code from its first call to its final commit."""
+"""Execute: calls the code of a run, from the first call to the final commit."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class Call:
         self.kwargs = kwargs
         self.key = key
         self.attempt = begun.attempt if begun else 1
-        self.until = begun.until if begun else None  # the end of the last back-off,
-        self.since = begun.sequence if begun else 0  # and where the journal says so
+        self.until = begun.until if begun else None  # the end of the last back-off
+        self.since = begun.sequence if begun else 0  # the sequence of the entry with that time
         self.deadline = None if flow.timeout_seconds is None else created_at + flow.timeout_seconds
 
 
@@ -80,7 +80,7 @@ async def _read_and_begin(run: LiveRun, flow: Flow[..., Any]) -> None:
         data = await run.load(run.created.input, run.created.input_blob)
         await replaying.load_kept(run)
     except Unwind:
-        pass  # it left memory before its code was called, or is held for a blob that cannot be read
+        pass  # the run left memory before its code was called, or is held because a blob cannot be read
     else:
         _begin(run, flow, data)
 
@@ -90,7 +90,7 @@ def _begin(run: LiveRun, flow: Flow[..., Any], data: bytes) -> None:
         return
     try:
         args, kwargs = flow.arguments.open(data)
-    except PayloadError as error:  # they fitted when the run was accepted, so the signature has changed
+    except PayloadError as error:  # the arguments fitted when the run was accepted, so the signature has changed
         why = input_refusal(error, run.generation)
         run.log(Token.FINGERPRINT_MISMATCH, why)
         run.stuck(Hold.VERSION, VersionMismatchError(why))
@@ -117,7 +117,7 @@ def ended(run: LiveRun) -> None:
     if run.deadlocked and (failure is None or isinstance(failure, asyncio.CancelledError)):
         failure = deadlock()
     if isinstance(failure, Unwind) or not replaying.finished(run):
-        return  # it was held while its code ran
+        return  # the run was held, while its code ran or just now
     if failure is None and type(value) is ContinueAs and run.cancel_reason is None:
         next_generation.begin(run, value.input)
     else:
@@ -125,18 +125,19 @@ def ended(run: LiveRun) -> None:
 
 
 def end(run: LiveRun, value: Any, failure: BaseException | None) -> None:
-    """One commit: the final entry, the status, the parent's notification. Nothing may be told, begun or recorded behind it."""
+    """End the run in one commit: the final entry, the status, the message to the parent. Nothing may be told, begun or
+    recorded after it."""
     _conclude(run, value, failure)
     run.enter(ENDING)
     run.writer.committed().add_done_callback(lambda _: _end_is_durable(run))
 
 
 def deadlock() -> FlowCodeError:
-    """What a flow fails with that nothing can wake."""
+    """The error of a flow that nothing can wake."""
     return FlowCodeError(
-        "the flow waits for something that nothing in its run can bring about: a future, an event, a lock or a queue that only "
-        "other code could serve, or that other code (a step's body, perhaps) has used, as it would not do again on replay; put "
-        "that into a step, return a value from it, or wait_for() a signal"
+        "the flow waits for something that nothing in its run can bring about: a future, an event, a lock or a queue "
+        "that only other code could serve, or that other code (perhaps a step's body) has used, which would not happen "
+        "again on replay; put that into a step, return a value from it, or wait_for() a signal"
     )
 
 
@@ -151,7 +152,7 @@ async def call_flow(run: LiveRun, call: Call, parent: Scope | None) -> Any:
         scope = Scope(run, path, call.key, parent, thread if not flow.is_async else None, ends_branches=True)
         try:
             try:
-                if flow.is_async and flow.timeout_seconds is None:  # the usual way, with no frames to wake through
+                if flow.is_async and flow.timeout_seconds is None:  # the usual way, with fewer frames to wake through
                     token = CURRENT.set(scope)
                     try:
                         value = await flow.fn(*call.args, **call.kwargs)
@@ -181,7 +182,7 @@ async def call_flow(run: LiveRun, call: Call, parent: Scope | None) -> Any:
 
 
 async def _leave(run: LiveRun, scope: Scope) -> None:
-    """A call of a flow is over, and what it has left behind ends with it."""
+    """A call of a flow is over: end the tasks and timers that it has left behind."""
     if scope.branches:
         await run.loop.end_branches(scope)
     waits.cancel_timers(run, scope)
@@ -196,7 +197,7 @@ def _is_retried(run: LiveRun, call: Call, failure: BaseException) -> bool:
 
 
 def _check_return(run: LiveRun, call: Call, scope: Scope, value: Any) -> None:
-    """A flow has returned. It must have done all that it asked for, and all that its journal holds."""
+    """A flow has returned: check that it has awaited all that it called, and asked for all that its journal has."""
     next_generation.check_return(run, scope, value)
     left = None if run.replay is None else run.replay.left_in(scope)
     if left is not None and run.cancel_reason is None:
@@ -212,13 +213,13 @@ def _check_return(run: LiveRun, call: Call, scope: Scope, value: Any) -> None:
 
 
 def _note_forgotten(error: BaseException, call: Forgotten | None) -> None:
-    """A flow has failed, and had called something without awaiting it: perhaps that is why (`charge() + 1`)."""
+    """A flow has failed after it called something without awaiting it: perhaps that is why (`charge() + 1`)."""
     if call is not None and isinstance(error, Exception):
         error.add_note(f"{call.name!r} was called at {call.place} and never awaited: was an `await` forgotten?")
 
 
 def _close_forgotten(run: LiveRun, call: Call) -> Forgotten | None:
-    """Operations that this call of the flow has asked for and never awaited: nobody will. The first of them."""
+    """Close the operations that this call of the flow has made and never awaited. Returns the first of them."""
     forgotten = [one for one in run.unawaited.values() if one.run_key == call.key]
     for one in forgotten:
         one.close()
@@ -237,7 +238,7 @@ class _BackOff(Operation):
         key = f"{call.key}/$retry" if call.key else "$retry"
         super().__init__(run, scope, key)
         self._call = call
-        self._failure = failure  # None: it is recorded, and the pause is under way
+        self._failure = failure  # None: the failure is recorded, and the pause is under way
         self._alarm: Alarm | None = None
 
     def begin(self) -> None:
@@ -288,7 +289,7 @@ class _BackOff(Operation):
 
 
 async def _with_timeout(run: LiveRun, call: Call, scope: Scope) -> Any:
-    """The call itself. A flow's timeout counts from the run's creation, so a crash does not renew it."""
+    """Call the flow within its timeout, which counts from the run's creation, so that a crash does not renew it."""
     if call.deadline is None:
         return await _invoke(run, call, scope)
     task = asyncio.current_task()
@@ -317,13 +318,13 @@ async def _with_timeout(run: LiveRun, call: Call, scope: Scope) -> Any:
 
 
 def is_being_cancelled() -> bool:
-    """Whether somebody has cancelled the task that runs this."""
+    """Whether the task that runs this has been cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 async def _invoke(run: LiveRun, call: Call, scope: Scope) -> Any:
-    """Sync code in its thread, async code in this task."""
+    """Call the flow's function: sync code in its thread, async code in this task."""
     fn, args, kwargs = call.flow.fn, call.args, call.kwargs
     if call.flow.is_async:
         token = CURRENT.set(scope)
@@ -367,5 +368,5 @@ def _end_is_durable(run: LiveRun) -> None:
     try:
         leaving.stop_bodies(run)
         run.host.ended(run)
-    except Exception as error:  # noqa: BLE001 - a bug of ours: it is a callback, and nobody else would say so
+    except Exception as error:  # noqa: BLE001 - a bug in Relight: this is a callback, nothing else would log it
         log(logging.CRITICAL, Token.INTERNAL_ERROR, f"the end of run {run.id} broke: {error!r}", error)

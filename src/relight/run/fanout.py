@@ -63,7 +63,7 @@ async def foreach(
                 results[item.index] = await _one(run, scope, key, item, each, codec, thread)
             except BaseException as error:  # noqa: BLE001 - raised below, once the other branches have ended
                 failures.append(error)
-                if isinstance(error, Exception):  # not one that takes the run out of memory, or cancels it
+                if isinstance(error, Exception):  # not Unwind, and not a cancellation
                     _note_totals(run, scope, key, len(todo), sum(isinstance(one, Exception) for one in failures))
                 return
 
@@ -72,20 +72,20 @@ async def foreach(
     else:
         await _branches(run, scope, [work] * min(concurrency, len(todo)))
     if failures:
-        # Items under way were left to finish, so that the journal holds them; an Unwind outweighs an item's own error.
+        # Items under way could finish, so that the journal has them. An Unwind goes before an item's own error.
         raise next((error for error in failures if isinstance(error, Unwind)), failures[0])
     return results
 
 
 def _note_totals(run: LiveRun, scope: Scope, key: str, total: int, failed: int) -> None:
-    """For those who look at the run: how many items there are, and how many have failed. It rides with the next commit; if it is
-    lost in a crash, replay comes by here again."""
+    """Write for users how many items there are, and how many have failed, with the next commit. If a crash loses it,
+    replay executes this again."""
     totals = totals_row(run.run_id(scope.run_key), key, total, failed)
     run.when_live(lambda: run.writer.note_totals(totals))
 
 
 def _digests(key: str, items: list[Any], each: Any) -> Iterator[tuple[Any, str]]:
-    """Each item with the fingerprint of its content, seen as the argument it will be."""
+    """Each item with the digest of its content, which is made as that of a step's or flow's argument."""
     codec = ValueCodec(Any, f"item of {key}")
     for item in items:
         if isinstance(each, Definition):
@@ -95,8 +95,9 @@ def _digests(key: str, items: list[Any], each: Any) -> Iterator[tuple[Any, str]]
 
 
 def _forget_changed(run: LiveRun, scope: Scope, key: str, todo: list[_Item], sequential: bool) -> None:
-    """On replay: of what is recorded, only that counts which belongs to an item that is still there, by position and content.
-    In a sequential foreach, what was done behind a changed or missing item followed on the old one, and counts no more."""
+    """On replay: what is recorded of an item counts only if the item is still there, at the same position and with the
+    same content. In a sequential foreach, what was done after a changed or missing item does not count either, since it
+    followed on the old item."""
     replay = run.replay
     if replay is None:
         return
@@ -109,7 +110,7 @@ def _forget_changed(run: LiveRun, scope: Scope, key: str, todo: list[_Item], seq
     cut = None
     if sequential:
         done = itertools.takewhile(lambda item: known.get(item.scope_path), todo)
-        first = sum(1 for _ in done)  # the one that goes on, or begins
+        first = sum(1 for _ in done)  # the index of the item that goes on, or begins
         behind = [index for path in known if (index := item_index(key, path) or 0) > first or path in gone]
         cut = min(behind, default=None)
     if cut is not None:
@@ -136,7 +137,7 @@ async def _one(
     codec: ValueCodec,
     thread: FlowThread | None,
 ) -> Any:
-    """One item, in its own scope; its end is durable when this returns."""
+    """Do one item, in its own scope. Its end is durable when this returns."""
     path = item.scope_path
     ended = _ended(run, path)
     if ended is not None:
@@ -155,7 +156,7 @@ async def _one(
 async def _step_item(
     run: LiveRun, scope: Scope, inner: Scope, key: str, item: _Item, step: Step[..., Any], codec: ValueCodec
 ) -> Any:
-    """The step's entry rides in the item's commit: one commit per item, not two."""
+    """Do an item that is a step. The step's entry is in the item's commit: one commit per item, not two."""
     operation = StepOperation(run, inner, inner.begin(step.name), step, (item.value,), {})
 
     def on_result(data: bytes, value: Any) -> None:
@@ -211,7 +212,8 @@ async def call_in(run: LiveRun, scope: Scope, fn: Callable[..., Any], *args: Any
 
 
 async def parallel(run: LiveRun, scope: Scope, branches: list[Callable[[], Any]]) -> list[Any]:
-    """Each branch of a sync flow in a thread and scope of its own; results in order, the first error after all have ended."""
+    """Run each branch of a sync flow in a thread and scope of its own. Returns the results in order. Raises the first
+    error, once all have ended."""
     scope = here(scope)
     scope.begin("$parallel")
     results: list[Any] = [None] * len(branches)

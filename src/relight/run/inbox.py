@@ -1,4 +1,4 @@
-"""A run in memory hears its messages: signals, the ends of runs it awaits, and requests to cancel, pause or go on."""
+"""How a run in memory receives its messages: signals, ends of runs it awaits, requests to cancel, pause or resume."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 class Inbox:
-    """What a run in memory has been told."""
+    """The messages of a run in memory."""
 
     __slots__ = ("early", "heard", "joined", "mailbox", "missed", "taken_back")
 
     def __init__(self, returned: list[Message]) -> None:
-        self.mailbox = returned  # signals and ends that nobody has taken yet
-        self.taken_back = {one.id for one in returned}  # those of the mailbox that are in the store's inbox no more
-        self.early: Sequence[Message] = ()  # came before the flow could hear: it was being called, or replayed
-        self.missed = False  # a message came when the run could no longer hear it
+        self.mailbox = returned  # signals and ends of runs that no wait has received yet
+        self.taken_back = {one.id for one in returned}  # those of the mailbox that are no longer in the store's inbox
+        self.early: Sequence[Message] = ()  # came when the flow had not been called yet, or was being replayed
+        self.missed = False  # a message came when the run could no longer receive it
         self.joined = False  # another run waits for this one's end
-        self.heard = 0  # the newest message that this object has heard: they come in the order of their ids
+        self.heard = 0  # the newest message that this object has received: they come in the order of their ids
 
 
 def deliver(run: LiveRun, message: Message) -> None:
@@ -36,31 +36,31 @@ def deliver(run: LiveRun, message: Message) -> None:
         next_generation.deliver(run, message)
         return
     if run.phase is not DRIVEN:
-        run.inbox.missed = True  # it stays in the inbox, and is looked for there once the run has left
+        run.inbox.missed = True  # it stays in the inbox, where the orchestrator looks once the run has left memory
         return
     if message.id <= run.inbox.heard:
-        return  # loading the inbox and hearing of it may overlap
+        return  # it was received before: loading the inbox and delivering new messages may overlap
     run.inbox.heard = message.id
     if run.replay is not None or run.main is None:
         run.inbox.early = [*run.inbox.early, message]
-        if message.kind is MessageKind.PAUSE:  # it need not come back first
+        if message.kind is MessageKind.PAUSE:  # the run need not be replayed for that
             leaving.handle_request(run, message)
     else:
         _hear(run, message)
 
 
 def hear_early(run: LiveRun) -> None:
-    """The flow can hear from now on: what came before is first."""
+    """The flow can receive messages from now on. Those that came before are the first."""
     early, run.inbox.early = run.inbox.early, ()
     for message in early:
         _hear(run, message)
 
 
 def _hear(run: LiveRun, message: Message) -> None:
-    if run.stopping is not None:  # since what came before it: it stays in the inbox
+    if run.stopping is not None:  # an earlier message has stopped the run: this one stays in the inbox
         run.inbox.missed, run.inbox.heard = True, min(run.inbox.heard, message.id - 1)
     elif message.kind is MessageKind.SIGNAL or message.kind is MessageKind.ENDED:
-        bisect.insort(run.inbox.mailbox, message, key=lambda one: one.id)  # what was taken back may be younger
+        bisect.insort(run.inbox.mailbox, message, key=lambda one: one.id)  # one that was taken back may be newer
         waits.hand_over(run)
     elif message.kind is MessageKind.JOIN:
         run.inbox.joined = True

@@ -1,8 +1,9 @@
 """Leaving memory: parking, pausing, holding, shutdown, fencing; and what every end of a run writes.
 
-Leaving memory is invisible to the flow. From STOPPING or LEAVING on (`phase.py`), nothing begins and nothing is told, so that the
-flow's code stays where it is. Steps in flight may finish, and are recorded; they are told when the run comes back. Then the
-code is unwound, wherever it waits, and the object is let go. What the store says about the run afterwards is one commit.
+Leaving memory is invisible to the flow. From STOPPING or LEAVING on (`phase.py`), nothing begins and nothing is told,
+so that the flow's code stays where it is. Steps in flight may finish and are recorded; the flow is told of them when
+the run is back in memory. Then the code is unwound where it waits, and the object is dropped. One commit writes the
+run's new status.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from relight.telemetry import Token, log
 if TYPE_CHECKING:
     from relight.run.live_run import LiveRun
 
-PARK_GRACE_SECONDS = 5.0  # what a flow's own `finally` may take in a thread when it is unwound
-STOP_SECONDS = 1.0  # what a step's body may take to end once it is cancelled
+PARK_GRACE_SECONDS = 5.0  # how long a flow's own `finally` may take in a thread when it is unwound
+STOP_SECONDS = 1.0  # how long a step's body may take to end once it is cancelled
 
 
-# How a hold is said: once, by what is the matter.
+# How each kind of hold is logged. It is logged once.
 _HELD = {
     Hold.DEFINITION: (logging.WARNING, Token.DEFINITION_MISSING),
     Hold.VERSION: (logging.ERROR, Token.FINGERPRINT_MISMATCH),
@@ -43,12 +44,12 @@ class Departure:
     __slots__ = ("calm", "held", "outcome", "park_armed", "park_timer", "refusals")
 
     def __init__(self) -> None:
-        self.held: tuple[Hold, str] | None = None  # it cannot go on, and why
-        self.outcome: Run | None = None  # the final row, once it is committed
+        self.held: tuple[Hold, str] | None = None  # the run cannot go on, and why
+        self.outcome: Run | None = None  # the final row, once it is written into a commit
         self.park_armed = False
         self.park_timer: Timer | None = None
-        self.calm: asyncio.Future[None] | None = None  # whoever takes it out of memory waits for the last body to end
-        self.refusals = 0  # so often the flow's code was told that it is unwound
+        self.calm: asyncio.Future[None] | None = None  # done when the last body has ended: `_calm` waits for it
+        self.refusals = 0  # how often Unwind was raised in the flow's code
 
 
 # ---- leaving memory
@@ -60,14 +61,14 @@ def due_at(run: LiveRun) -> float | None:
 
 
 def consider_parking(run: LiveRun) -> None:
-    """The whole run waits: let it leave memory if it still does after a moment."""
+    """The whole run waits: park it if it still waits after a moment."""
     if run.departure.park_armed or run.stopping is not None or run.cancel_reason is not None:
         return
     due = due_at(run)
     if due is not None and due - run.services.clock.now() <= run.services.config.park_after_seconds:
-        return  # not worth it
+        return  # it is due too soon
     run.departure.park_armed = True
-    # At once when others want its room, or when it is a sync flow, which would hold its thread.
+    # At once if other runs wait for room in memory, or if it is a sync flow, which would keep its thread.
     if run.host.crowded or run.turns.threads:
         run.services.loop.call_soon(_check_parking, run)
     else:
@@ -83,9 +84,9 @@ def _check_parking(run: LiveRun) -> None:
 
 
 async def park(run: LiveRun) -> None:
-    """The run waits, and leaves memory until it is due or told something."""
+    """Take a blocked run out of memory, until it is due or gets a message."""
     if run.phase is not DRIVEN or not run.blocked:
-        return  # it was woken since somebody looked: parked now, nobody would wake it again
+        return  # it was woken since it was checked: if it were parked now, nothing would wake it again
     wake_at = due_at(run)
 
     def write() -> None:
@@ -109,11 +110,11 @@ async def depart(run: LiveRun, reason: str, grace_seconds: float, write: Any = N
 
 
 def _begin_departure(run: LiveRun, reason: str) -> bool:
-    """From now on nothing begins and nothing is told. False: it has left, or does so already, or is at its end."""
+    """From now on nothing begins and nothing is told. False: the run has left, is leaving already, or is ending."""
     if run.phase > STOPPING:
         return False
     run.enter(LEAVING)
-    if run.inbox.early:  # it never gets to hear these: they stay in the inbox
+    if run.inbox.early:  # the flow never receives these: they stay in the inbox
         run.inbox.missed = True
         run.inbox.heard = run.inbox.early[0].id - 1
     if run.stopping is None and run.writer.notes:
@@ -129,9 +130,9 @@ async def _depart(run: LiveRun, reason: str, grace_seconds: float, write: Any) -
     run.turns.unwind(reason)
     await _threads_gone(run, grace_seconds)
     await _bodies_gone(run)
-    asked_to_end = next((message for message in run.inbox.early if message.kind is MessageKind.CANCEL), None)
-    if run.departure.held is not None and asked_to_end is not None and run.departure.held[0] is not Hold.UPGRADE:
-        end_without_code(run, cancel_reason(asked_to_end))
+    to_cancel = next((message for message in run.inbox.early if message.kind is MessageKind.CANCEL), None)
+    if run.departure.held is not None and to_cancel is not None and run.departure.held[0] is not Hold.UPGRADE:
+        end_without_code(run, cancel_reason(to_cancel))
     elif run.departure.held is not None:
         kind, why = run.departure.held
         log(*_HELD.get(kind, (logging.WARNING, Token.RUN_HELD)), f"run {run.id}: {why}")
@@ -161,7 +162,7 @@ async def _calm(run: LiveRun, grace_seconds: float) -> float:
 
 
 def body_ended(run: LiveRun, key: str) -> None:
-    """A step's body is no longer under way. What came of it is recorded before whoever waits for the last one goes on."""
+    """A step's body has ended. Its outcome is recorded before `_calm`, which waits for the last body, goes on."""
     ended = run.inflight.pop(key, None)
     if ended is not None:
         run.services.long_steps.drop(ended)
@@ -183,7 +184,7 @@ async def _threads_gone(run: LiveRun, grace_seconds: float) -> None:
 
 
 async def _bodies_gone(run: LiveRun) -> None:
-    """Cancel what operations still do, and wait until it is over: bodies that outlived the grace, and what only waits."""
+    """Cancel the work of operations, and wait for its end: bodies that outlived the grace, and work that only waits."""
     tasks = stop_bodies(run)
     if tasks:
         _, late = await asyncio.wait(tasks, timeout=STOP_SECONDS)
@@ -192,7 +193,8 @@ async def _bodies_gone(run: LiveRun) -> None:
 
 
 def stop_bodies(run: LiveRun) -> list[asyncio.Task[None]]:
-    """Nobody waits any more for what is being done for this run: async code hears of it, a thread cannot be stopped."""
+    """Nothing waits any more for what is being done for this run: cancel async code; a thread cannot be stopped.
+    Returns the tasks that were cancelled."""
     if not run.pending and not run.inflight:
         return []
     operations = {*run.pending.values(), *run.inflight.values()}
@@ -207,17 +209,17 @@ def _say_stuck(run: LiveRun) -> None:
     log(
         logging.ERROR,
         Token.UNWIND_STUCK,
-        f"run {run.id}: its code did not end when told to ({run.stopping}); abandoned",
+        f"run {run.id}: its code did not end when it was unwound ({run.stopping}); abandoned",
     )
 
 
 def depart_by_itself(run: LiveRun) -> None:
-    """It cannot go on: held, or its entries could not be written."""
+    """Take a run out of memory that cannot go on: it is held, or its entries could not be written."""
     run.services.background.start(depart(run, run.stopping or "stopped", PARK_GRACE_SECONDS), "depart", run.broke)
 
 
 def failed(run: LiveRun) -> None:
-    """The recorder gave up on what the run did last, its end perhaps: it must not go on as if that were written."""
+    """The recorder could not write what the run did last, perhaps its end. The run must not go on as if it had."""
     run.stopping = run.stopping or "its entries could not be written by this process"
     run.departure.outcome = None
     if not run.departing:
@@ -226,14 +228,15 @@ def failed(run: LiveRun) -> None:
 
 
 def _stop(run: LiveRun) -> None:
-    """Nothing of what it does is written any more, its end perhaps."""
+    """Nothing that the run does is written any more, perhaps not even its end: stop it."""
     if run.phase in (DRIVEN, ENDING):
         run.enter(STOPPING)
 
 
 def broke(run: LiveRun, error: BaseException) -> None:
-    """A bug of ours in what was to be done for this run. It is dropped from memory, by force if leaving is what broke: the
-    orchestrator finds that it is still ours in the store, and brings it back."""
+    """Something that was done for this run has failed because of a bug in Relight. The run is dropped from memory, by
+    force if leaving is what broke. The orchestrator finds in the store that it still owns the run, and takes it up
+    again."""
     if run.phase is ENDED or run.host.has_left(run):
         return
     if not run.departing:
@@ -246,13 +249,14 @@ def broke(run: LiveRun, error: BaseException) -> None:
 
 
 def fenced(run: LiveRun, refused: bool) -> None:
-    """Another owner has the run: whatever this process still does for it is in vain. `refused`: and has tried to record."""
+    """The run has another owner: nothing that this process still does for it is written. `refused`: the store has
+    refused entries of this process."""
     log(logging.WARNING, Token.RUN_FENCED, f"run {run.id}: another owner has claimed it; this process lets go of it")
     run.services.metrics.fenced.inc(refused)
     run.services.metrics.false_deaths.inc()
     run.services.background.start(_note_fenced(run), "note")
     if run.over and run.departure.outcome is None and run.next is None:
-        return  # its code has ended, and the object is about to be let go
+        return  # its code has ended, and the object is about to be dropped
     run.stopping = run.stopping or "fenced"
     run.departure.outcome = None
     stop_bodies(run)
@@ -262,7 +266,7 @@ def fenced(run: LiveRun, refused: bool) -> None:
 
 
 async def _note_fenced(run: LiveRun) -> None:
-    """Into the run's log, which is open to whoever saw something happen to it. Not worth a second try."""
+    """Write it to the run's log, to which any process may write. If that fails, it is not tried again."""
     text = (
         f"{run.services.owner} still drove it at epoch {run.writer.epoch} and was fenced; nothing of that was written"
     )
@@ -277,12 +281,12 @@ async def _note_fenced(run: LiveRun) -> None:
 
 
 def handle_request(run: LiveRun, message: Message) -> None:
-    """A request in the run's inbox to pause, or to go on."""
+    """A request in the run's inbox to pause, or to resume."""
     if message.kind is MessageKind.PAUSE:
-        # At once: parked in between, it would have heard of it and not done it.
+        # At once: if the run were parked first, the request would count as received, and the run would not be paused.
         if _begin_departure(run, "paused"):
             run.services.background.start(_pause(run, message), "pause", run.broke)
-    elif message.kind is MessageKind.RESUME:  # it is in memory, so it has been
+    elif message.kind is MessageKind.RESUME:  # the run is in memory, so it has been resumed already
         run.writer.consume([message.id])
 
 
@@ -299,13 +303,13 @@ async def _pause(run: LiveRun, message: Message) -> None:
 
 
 def cancel_reason(message: Message) -> str:
-    """What a request to cancel says."""
+    """The reason that a request to cancel gives."""
     return str(msgspec.json.decode(message.payload) or "cancelled")
 
 
 def end_without_code(run: LiveRun, reason: str) -> None:
-    """Cancel a run whose code cannot be brought back: nothing can be cleaned up. Its unfinished child runs end with it, or they
-    would seem to go on for ever."""
+    """Cancel a run whose code cannot be called: nothing can be cleaned up. Its unfinished child runs are cancelled,
+    too: otherwise they would seem to go on for ever."""
     conclude(run, j.RunCancelled("", reason, run.services.clock.now()), reason=reason)
     for key in run.replay.unfinished() if run.replay is not None else ():
         run.writer.change(RunChange(run_id=run.run_id(key), status=Status.CANCELLED, reason="its root run has ended"))
@@ -315,13 +319,14 @@ _STATUS = {j.RunCompleted: Status.COMPLETED, j.RunFailed: Status.FAILED, j.RunCa
 
 
 def conclude(run: LiveRun, event: j.RunCompleted | j.RunFailed | j.RunCancelled, **fields: Any) -> None:
-    """A root run's end, as one commit: the final entry, the status, and the message to whoever spawned it."""
+    """End a root run in one commit: the final entry, the status, and the message to the run that spawned it."""
     run.writer.add(event)
     end(run, _STATUS[type(event)], event.at, **fields)
 
 
 def end(run: LiveRun, status: Status, at: float, **fields: Any) -> None:
-    """What every end of a root run writes beside its final entry. Whoever spawned it is told, always: it waits, perhaps."""
+    """Write what every end of a root run has beside its final entry. The run that spawned it always gets a message: it
+    may be waiting for this end."""
     run.change(status, **fields)
     run.departure.outcome = msgspec.structs.replace(
         run.row, status=status, updated_at=at, owner=None, wake_at=None, **fields

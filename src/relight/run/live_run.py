@@ -1,13 +1,13 @@
-"""LiveRun: one root run's tree while it is in memory, from being taken up to its end (or to leaving memory again).
+"""LiveRun: one root run's tree while it is in memory, from being taken up until it ends or leaves memory.
 
-Its heart is `advance`, which decides in which order the flow's code goes on, live and on replay alike:
+Its central method is `advance`, which decides in which order the flow's code goes on, live and on replay alike:
 
     pump the run's loop until the flow is at rest
-    nothing to tell?  at rest, and if nothing is being done for it either: blocked, so that it may be parked
-    tell it the next outcome of the journal; again
+    if there is nothing to tell: wait; if nothing is being done for it either, the run is blocked and may be parked
+    tell the flow the next outcome of the journal, and repeat
 
-Where that next outcome comes from is the only difference: on replay from the journal as it was read, then from the commits of
-this process, in the order of their entries. What the flow asks for meanwhile begins when it is at rest. The operations
+Only the source of that outcome differs: on replay, it is the journal as it was read; later, it is the commits of this
+process, in the order of their entries. What the flow asks for meanwhile begins when the flow is at rest. The operations
 themselves are in their own files, see `requests.py`.
 """
 
@@ -40,8 +40,8 @@ from relight.run.steps import StepCall, StepOperation
 from relight.run.sync_flows import NO_TURNS, Turns
 from relight.telemetry import Token, log
 
-MOST_TOLD = 500  # outcomes in one go; then other runs have their turn
-MOST_REFUSALS = 1000  # so often Unwind is raised: code that catches it in a loop would hang the whole process
+MOST_TOLD = 500  # outcomes that are told in one go; then other runs have their turn
+MOST_REFUSALS = 1000  # how often Unwind is raised: code that catches it in a loop would hang the whole process
 
 
 class LiveRun(RunRecord, Asking):
@@ -59,40 +59,40 @@ class LiveRun(RunRecord, Asking):
     def __init__(self, services: Services, host: Host, row: Run, epoch: int, state: TreeState) -> None:
         RunRecord.__init__(self, services, row, epoch, state, self)
         self.unawaited: dict[int, Call] = {}  # operations that the flow has called and not awaited
-        self.numbers: Iterator[int] = itertools.count()  # of those
+        self.numbers: Iterator[int] = itertools.count()  # the keys of `unawaited`
         self.step_call: type[Call] = StepCall
         self.host = host
         self.created = state.created
-        self.begun_again = state.open.get("")  # its flow was called again by its retry
+        self.begun_again = state.open.get("")  # set if the flow was called again by its retry
         self.restored = len(state.outcomes)
-        self.recovered = 0  # over 0: its last owner died, and what was in flight then is repeated, and counted here
+        self.recovered = 0  # above 0: its last owner died; steps that were in flight are repeated, and counted here
 
         # The flow's code, and what it waits for.
-        self.loop: RunLoop = RunLoop(row.id, services.running_loop, self)  # type: ignore[abstract]  # what is missing is refused there
-        self.main: FlowTask[Any] | None = None  # the task of the flow's function,
-        self.main_done = True  # once it is made: whether it has ended
-        self.turns = NO_TURNS  # of the threads of sync code: see `own_turns`
-        self.pending: dict[str, Operation] = {}  # asked for and not told, in the order of asking
-        self.busy = 0  # how many of them do more than wait for a time or a message
+        self.loop: RunLoop = RunLoop(row.id, services.running_loop, self)  # type: ignore[abstract]  # refuses the rest
+        self.main: FlowTask[Any] | None = None  # the task of the flow's function
+        self.main_done = True  # whether that task has ended; also before it is made
+        self.turns = NO_TURNS  # which thread of sync code executes: see `own_turns`
+        self.pending: dict[str, Operation] = {}  # asked for and not told yet, in the order of asking
+        self.busy = 0  # how many of `pending` do more than wait for a time or a message
 
-        # What it is told.
+        # What the flow is told.
         known = state.outcomes or state.open or state.cancelled or state.deadlocks
         self.replay: Replay | None = Replay(state) if known else None
         self.kept: dict[str, Outcome] = self.replay.kept if self.replay is not None else {}
         self.retried = state.retried
         self.children = self.replay.children if self.replay is not None else {}  # how child runs were called
         self._when_live: list[Callable[[], None]] | None = None
-        self._asked: list[Operation] = []  # since it was last at rest
-        self.told: deque[Operation | str] = deque()  # durable, to be told in this order
+        self._asked: list[Operation] = []  # asked for since the flow was last at rest
+        self.told: deque[Operation | str] = deque()  # durable outcomes, to be told in this order
         self._advancing = self._woken = False
-        self.spun = 0  # callbacks since it last came to rest
-        self.left_open: dict[str, Open] = {}  # once live: what had begun, and was not asked for until now
-        self.deadlocked = self.saying_so = False  # it waits, or waited, for what nothing in the run can bring about
-        self.asked_to_continue: tuple[Scope, ContinueAs] | None = None  # which call of its flow did, and what it raised
+        self.spun = 0  # callbacks since the flow was last at rest
+        self.left_open: dict[str, Open] = {}  # once live: what had begun, and the flow has not asked for again yet
+        self.deadlocked = self.saying_so = False  # the flow was told that nothing can wake it; that is being recorded
+        self.asked_to_continue: tuple[Scope, ContinueAs] | None = None  # which call of the flow did, and what it raised
 
         # Messages and times.
         self.cancel_reason = state.cancelled.reason if state.cancelled is not None else None
-        self.cancelled = False  # and the flow has been told so
+        self.cancelled = False  # whether the flow has been told the cancellation
         self.inbox: inbox.Inbox = inbox.Inbox([waits.returned(self.id, one) for one in state.unclaimed])
         self.timers: Timers = Timers()
 
@@ -100,14 +100,15 @@ class LiveRun(RunRecord, Asking):
         self.departure: leaving.Departure = leaving.Departure()
 
     def let_go(self) -> None:
-        """Nobody needs this object any more: break its reference cycles, which cost the collector a tenth of a short run."""
+        """Break the reference cycles of this object, which is not needed any more: the garbage collector would spend a
+        tenth of a short run on them."""
         self.writer.run = GONE
         self.main = None
         self.pending.clear()
         self.loop.let_go()
         self.turns = NO_TURNS
         if self.departure.park_timer is not None:
-            self.departure.park_timer.cancel()  # or it would be kept for as long as that takes
+            self.departure.park_timer.cancel()  # otherwise the timer would keep this object until it goes off
 
     # ---- in which order the flow goes on
 
@@ -124,7 +125,7 @@ class LiveRun(RunRecord, Asking):
         self.wake()
 
     def wake(self) -> None:
-        """Something has happened that may let the flow go on: look, in the program loop's next turn."""
+        """Something has happened that may let the flow go on: call `advance` in the program loop's next turn."""
         if not self._woken:
             self._woken = True
             self.services.loop.call_soon(self.advance, context=contextvars.Context())
@@ -146,17 +147,17 @@ class LiveRun(RunRecord, Asking):
                     goes_on = self._go_on()
                 elif self.replay is not None:
                     goes_on = replaying.tell_next(self, self.replay)
-                elif told:  # nearly always: a step has ended,
+                elif told:  # nearly always: a step has ended
                     self.tell(told.popleft())
                     goes_on = True
-                else:  # and another one is under way
+                else:  # nearly always, a step is under way
                     goes_on = self.busy == 0 and self._go_on()
                 if not goes_on:
                     return
                 self.spun = 0
             if not left:
                 self.wake()
-        except Exception as error:  # noqa: BLE001 - a bug of ours: this run is held, the others go on
+        except Exception as error:  # noqa: BLE001 - a bug in Relight: this run is held, the others go on
             log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {self.id} broke: {error!r}", error)
             self.stuck(Hold.CORRUPT, RelightError(f"the engine broke while it drove this run: {error!r}; report it"))
         finally:
@@ -167,17 +168,17 @@ class LiveRun(RunRecord, Asking):
                 leaving.depart_by_itself(self)
 
     def _go_on(self) -> bool:
-        """What has been asked for begins; the flow comes to rest, and is told one thing. False: it has to wait, or is over."""
+        """Begin what the flow has asked for, and tell it one outcome when it is at rest. False: it waits or is over."""
         self.services.running_loop.give_back()
         if self._asked:
             self._begin_asked()
-        if self.loop.ready:  # others have their turn
+        if self.loop.ready:  # the flow is not at rest yet; other runs have their turn first
             if at_rest.spins(self):
                 return True
             self.wake()
             return False
         if self.turns.threads and self.turns.next():
-            return False  # a thread has the turn, and says when it is at rest
+            return False  # a thread has the turn, and reports when it is at rest
         if self.cancelled and cancel.reach_the_rest(self):
             return True
         if self.main_done:
@@ -192,12 +193,12 @@ class LiveRun(RunRecord, Asking):
         return False
 
     def tell(self, operation: Operation | str) -> None:
-        """The flow hears how an operation has ended; or of a mark."""
+        """Tell the flow how an operation has ended; or a mark, which is the run's cancellation or a deadlock."""
         if isinstance(operation, str):
             at_rest.tell_mark(self, operation)
             return
         if operation.done() or operation.unheard:
-            return  # the flow gave up on it before it was told; or the cancellation is told instead, in a moment
+            return  # the flow gave up on it before it was told; or it is told the cancellation instead, in a moment
         pending, key = self.pending, operation.key  # as forget() does
         if pending.get(key) is operation:
             del pending[key]
@@ -206,7 +207,7 @@ class LiveRun(RunRecord, Asking):
         if self.replay is not None:
             self.replay.drop(*operation.entries)
         else:
-            self.recovered = 0  # what follows from something new was not in flight at the crash
+            self.recovered = 0  # steps that follow from a new outcome were not in flight at the crash
         if operation.interrupted:
             operation.set_exception(RunCancelled(self.cancel_reason or "cancelled"))
         elif operation.given_up and operation.error is GIVEN_UP:
@@ -217,7 +218,7 @@ class LiveRun(RunRecord, Asking):
             operation.tell()
 
     def go_live(self, replay: Replay) -> None:
-        """Replay is over. What the flow has asked for and not been told begins now."""
+        """Replay is over: begin what the flow has asked for and has not been told."""
         self.services.running_loop.give_back()
         self.replay = None
         self.left_open = replay.open
@@ -231,7 +232,7 @@ class LiveRun(RunRecord, Asking):
         waits.catch_up(self)
 
     def do_when_live(self) -> None:
-        """What `when_live` has put off."""
+        """Do what `when_live` has postponed."""
         actions, self._when_live = self._when_live, None
         for action in actions or ():
             action()
@@ -251,9 +252,9 @@ class LiveRun(RunRecord, Asking):
         if self.stopping is not None:
             return
         if self.cancel_reason is not None and not self.cancelled and operation.interruptible:
-            return  # it will be told so before it begins
+            return  # the flow is told the cancellation first, and this never begins
         if operation.cut_short() and not operation.was_interrupted:
-            cancel.end(operation)  # what it had begun died with the process that began it
+            cancel.end(operation)  # its work died with the process that had begun it
         else:
             operation.begin()
 
@@ -269,10 +270,10 @@ class LiveRun(RunRecord, Asking):
             )
         )
 
-    # ---- what operations ask of the run
+    # ---- what operations need from the run
 
     def ask(self, operation: Operation) -> Iterator[Any]:
-        """Flow code asks for this: what it waits for."""
+        """Flow code asks for this operation. Returns what the flow's task waits for."""
         if self.cancelled:
             cancel.raise_if_told(self, operation.scope)
         self.pending[operation.key] = operation  # as add() does
@@ -282,21 +283,21 @@ class LiveRun(RunRecord, Asking):
         return operation.__await__()
 
     async def asked(self, operation: Operation) -> Any:
-        """The same for code of ours that is part of the flow's."""
+        """The same, for Relight's own code that runs as part of the flow."""
         if self.cancelled:
             cancel.raise_if_told(self, operation.scope)
         self.add(operation)
         return await operation
 
     def add(self, operation: Operation) -> None:
-        """The same, also where the run's cancellation is nothing to it."""
+        """The same, without waiting, and also when the run has been cancelled."""
         self.pending[operation.key] = operation
         self.busy += 1
         if not replaying.look_up(self, operation):
             self._asked.append(operation)
 
     def forget(self, operation: Operation) -> None:
-        """It has ended, or nobody waits for it any more."""
+        """Remove an operation that has ended, or that the flow no longer waits for."""
         if self.pending.get(operation.key) is operation:
             del self.pending[operation.key]
             if not operation.waiting:
@@ -316,11 +317,11 @@ class LiveRun(RunRecord, Asking):
         return None
 
     def begun(self, key: str) -> Open | None:
-        """What the journal knows of an operation that had begun and not ended."""
+        """What the journal has of an operation that had begun and not ended."""
         return self.left_open.pop(key, None) if self.replay is None else self.replay.asked(key)
 
     def when_live(self, action: Callable[[], None]) -> None:
-        """Do it now, or when replay is over: a run that is held on the way there has done nothing new."""
+        """Do it now, or when replay is over, so that a run that is held during replay has done nothing new."""
         if self.replay is None:
             action()
         else:
@@ -328,7 +329,7 @@ class LiveRun(RunRecord, Asking):
             self._when_live.append(action)
 
     def own_turns(self) -> Turns:
-        """Those of its threads. Most runs have none."""
+        """The turns of its threads. They are made when needed, since most runs have no threads."""
         if self.turns is NO_TURNS:
             self.turns = Turns(self)
         return self.turns
@@ -344,7 +345,7 @@ class LiveRun(RunRecord, Asking):
         return waits.start_timer(self, scope, when, seconds, ready)
 
     def on_trouble(self, context: dict[str, Any]) -> None:
-        """As asyncio's own loops: a task failed and nobody ever asked why, or a callback raised."""
+        """Log, as asyncio's own loops do, that a callback raised or that the error of a task was never retrieved."""
         error = context.get("exception")
         if not isinstance(error, Unwind | RunCancelled) and self.phase is DRIVEN:
             logging.getLogger("asyncio").error("run %s: %s", self.id, context.get("message"), exc_info=error)
@@ -356,7 +357,7 @@ class LiveRun(RunRecord, Asking):
 
     @property
     def last_heard(self) -> int:
-        """Up to which message this object has heard everything: with a newer one in its inbox, the run is due at once."""
+        """This object has received all messages up to this one. With a newer one in its inbox, the run is due now."""
         return self.inbox.early[0].id - 1 if self.inbox.early else self.inbox.heard
 
     # ---- leaving memory
@@ -364,7 +365,7 @@ class LiveRun(RunRecord, Asking):
     def stuck(self, kind: Hold, error: RelightError) -> None:
         """The run cannot go on, and will be held with this reason: nothing begins and nothing is told any more."""
         if self.over:
-            return  # it has ended, or its next generation begins in a moment: this is of no concern any more
+            return  # it has ended, or its next generation begins in a moment: this error no longer matters
         if self.departure.held is None and not self.departing:
             self.departure.held = (kind, str(error))
         self.stopping = self.stopping or f"held: {error}"
@@ -380,7 +381,7 @@ class LiveRun(RunRecord, Asking):
         leaving.failed(self)
 
     def broke(self, error: BaseException) -> None:
-        """A task that was to do something for this run has ended with an error of ours."""
+        """A task that did something for this run has failed because of a bug in Relight."""
         leaving.broke(self, error)
 
     def checkpoint(self) -> None:

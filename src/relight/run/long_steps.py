@@ -1,9 +1,9 @@
-"""Steps that take long: their start is journaled while they are under way, so that everybody can see them.
+"""Steps that take long: their start is journaled while they are under way, so that users can see them.
 
-A step's start costs no commit of its own: it stands in the entry of its end. Whoever looks at a run from outside would see
-nothing of a step that has been at work for an hour. So a step that has been under way for LONG_SECONDS is announced by a
-StepStarted. One timer of the process serves all of them, and their entries share a commit; there is no timer, and nothing is
-written, while no step waits for anything.
+The start of a step costs no commit of its own: it is part of the entry of the step's end. So a user who looks at a run
+would not see a step that has been under way for an hour. A step that has been under way for LONG_SECONDS is therefore
+announced by a StepStarted. One timer of the process serves all steps, and their entries share a commit. While no step
+waits for anything, there is no timer and nothing is written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from relight.run.steps import StepOperation
 
 LONG_SECONDS = 1.0
-LEAST_PAUSE_SECONDS = 0.25  # between two looks: what becomes long in between is announced together
+LEAST_PAUSE_SECONDS = 0.25  # between two looks: steps that become long in between are announced together
 
 
 class LongSteps:
@@ -32,13 +32,13 @@ class LongSteps:
         self._timer: Timer | None = None
 
     def add(self, operation: StepOperation, attempt: int) -> None:
-        """Its body has begun, and has not ended at once."""
+        """The body of a step has begun, and has not ended at once."""
         self._under_way[operation] = self._clock.monotonic(), attempt
         if self._timer is None:
             self._timer = self._clock.call_later(LONG_SECONDS, self.look)
 
     def drop(self, operation: Any) -> None:
-        """Its body has ended."""
+        """The body of a step has ended."""
         self._under_way.pop(operation, None)
 
     def stop(self) -> None:
@@ -49,7 +49,7 @@ class LongSteps:
             self._timer = None
 
     def look(self) -> None:
-        """Announce those that have become long, and look again when the next one does."""
+        """Announce the steps that have become long, and look again when the next one does."""
         self._timer = None
         now = self._clock.monotonic()
         long: list[tuple[StepOperation, int]] = []
@@ -60,14 +60,14 @@ class LongSteps:
         for operation, attempt in long:
             try:
                 announced = _announce(operation, attempt)
-            except Exception as error:  # noqa: BLE001 - a bug of ours: the others are announced all the same
+            except Exception as error:  # noqa: BLE001 - a bug in Relight: the other steps are still announced
                 log(
                     logging.CRITICAL, Token.INTERNAL_ERROR, f"announcing step {operation.key!r} broke: {error!r}", error
                 )
                 announced = True
             del self._under_way[operation]
             if not announced:
-                self._under_way[operation] = now, attempt  # looked at again after the same time
+                self._under_way[operation] = now, attempt  # it is checked again after the same time
         if self._under_way:
             since, _ = next(iter(self._under_way.values()))
             pause = max(since + LONG_SECONDS - now, LEAST_PAUSE_SECONDS)
@@ -75,11 +75,11 @@ class LongSteps:
 
 
 def _announce(operation: StepOperation, attempt: int) -> bool:
-    """False: not yet."""
+    """Journal the start of a step. False: it cannot be journaled yet."""
     run = operation.run
     if run.phase is not DRIVEN or operation.recorded or operation.done() or operation.cut_short():
-        return True  # nobody needs to know any more
+        return True  # its start is of no interest any more
     if run.replay is not None:
-        return False  # it is done anew in the midst of replay, and nothing else is written then
+        return False  # the step is done again during replay, and nothing but its end is written then
     run.announce(StepStarted(operation.key, attempt, operation.began, None, False))
     return True

@@ -4,8 +4,9 @@ One commit does both: it says that the generation has ended, and replaces the jo
 (`Commit.next`). A crash before it leaves the old generation, which comes to the same end again on replay; a crash after it
 leaves the new one, which has not begun to do anything.
 
-What the run was told and has not taken yet is the next generation's: it stays in the inbox, in the store as in memory. Signals
-that a wait had taken and then gave up on are no longer in the inbox; they are part of the checkpoint, as of any other.
+Messages that no wait has received yet are for the next generation: they stay in the inbox, in the store as in memory.
+If a wait had received a signal and the flow gave up on the wait, the signal is no longer in the store's inbox. Such
+signals are part of the checkpoint, as of any other.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ PRUNE_EVERY = 100  # generations: how often the inbox forgets what it keeps of c
 
 
 def request(run: LiveRun, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
-    """See flow.operations.continue_as. What is wrong with the call raises here, live and replayed."""
+    """See flow.operations.continue_as. A wrong call raises here, live and on replay."""
     stop = run.stop_reason()
     if stop is not None:
         raise stop
     if scope.run_key:
         raise FlowCodeError(
-            f"continue_as() was called in the child run {scope.run_key!r}, and only a run of its own can begin anew: call it "
+            f"continue_as() was called in the child run {scope.run_key!r}, and only a root run can continue: call it "
             "in the flow that was started, or spawn() this one"
         )
     if scope.path != run.path:
@@ -60,8 +61,8 @@ def request(run: LiveRun, scope: Scope, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def found_in(error: BaseException) -> ContinueAs:
-    """The flow has ended with this: what it continues as. asyncio.TaskGroup wraps what is raised in its body. Raises it, or what
-    is left of it, if that is a failure."""
+    """The flow has ended with this error. Returns the ContinueAs in it: asyncio.TaskGroup wraps what is raised in its
+    body. Raises the error, or the failures in the group, if there are any."""
     if isinstance(error, ContinueAs):
         return error
     if isinstance(error, BaseExceptionGroup):
@@ -74,7 +75,7 @@ def found_in(error: BaseException) -> ContinueAs:
 
 
 def check_return(run: LiveRun, scope: Scope, value: Any) -> None:
-    """The flow has ended without an error. If it has asked to continue, it must do so; if not, it must not."""
+    """The flow has ended without an error. It must end with a ContinueAs if it called continue_as(), and only then."""
     asked = None
     if run.asked_to_continue is not None and run.asked_to_continue[0] is scope:
         asked = run.asked_to_continue[1]
@@ -87,7 +88,7 @@ def check_return(run: LiveRun, scope: Scope, value: Any) -> None:
 
 
 def begin(run: LiveRun, data: bytes) -> None:
-    """The flow is over, with `data` as the input of its next generation. Nothing may be told, begun or recorded behind it."""
+    """The flow is over: `data` is the input of its next generation. Nothing may be told, begun or recorded after it."""
     flow = run.services.registry.find(run.row.flow)
     assert flow is not None
     children = run.run_id(run.path) + "/"
@@ -106,7 +107,7 @@ def begin(run: LiveRun, data: bytes) -> None:
 
 
 def _unclaimed(run: LiveRun) -> list[Unclaimed]:
-    """Signals that are in no inbox any more, and that nobody has taken."""
+    """Signals that are no longer in the store's inbox, and that no wait has received."""
     return [
         Unclaimed(one.id, one.name, j.NULL if one.payload_blob else msgspec.Raw(one.payload), one.payload_blob)
         for one in run.inbox.mailbox
@@ -115,8 +116,9 @@ def _unclaimed(run: LiveRun) -> list[Unclaimed]:
 
 
 def _forget_ends(run: LiveRun) -> None:
-    """Ends of runs that this generation has spawned and did not wait for. Whoever waits for one of them in the next looks at its
-    row first: so these tell nothing, and a run that spawns for ever would collect them for ever."""
+    """Consume the messages about ends of spawned runs that this generation did not wait for. The next generation does
+    not need them: a wait for such a run looks at its row first. A run that spawns for ever would collect them for
+    ever."""
     ends = [one.id for one in run.inbox.mailbox if one.kind is MessageKind.ENDED]
     if ends:
         run.writer.consume(ends)
@@ -124,7 +126,7 @@ def _forget_ends(run: LiveRun) -> None:
 
 
 def deliver(run: LiveRun, message: Message) -> None:
-    """A message reached the run while its next generation is being committed: it is for that."""
+    """A message reached the run while its next generation is being committed: it is for that generation."""
     if message.id > run.inbox.heard:
         run.inbox.heard = message.id
         run.inbox.early = [*run.inbox.early, message]
@@ -132,22 +134,22 @@ def deliver(run: LiveRun, message: Message) -> None:
 
 def _is_durable(run: LiveRun) -> None:
     if run.writer.lost:
-        return  # it leaves memory, and what comes next is for others
+        return  # the run leaves memory, and this object does no more for it
     try:
         leaving.stop_bodies(run)
         run.host.continued(run)
-    except Exception as error:  # noqa: BLE001 - a bug of ours: it is a callback, and nobody else would say so
+    except Exception as error:  # noqa: BLE001 - a bug in Relight: this is a callback, nothing else would log it
         log(logging.CRITICAL, Token.INTERNAL_ERROR, f"the next generation of run {run.id} broke: {error!r}", error)
         run.next = None
         run.broke(error)
 
 
 def inherit(run: LiveRun, last: LiveRun) -> None:
-    """The new generation's object takes over what outlives the old one's."""
+    """Give the new generation's object what outlives the old generation."""
     last.let_go()
     run.writer, run.status, run.lapses = last.writer, last.status, last.lapses
     run.writer.run = run
-    if run.writer.checkpoint_at is not None:  # else one is being made, and says when the next is due
+    if run.writer.checkpoint_at is not None:  # None: one is being made, which sets when the next is due
         run.writer.checkpoint_at = run.writer.sequence + run.services.config.checkpoint.every
     run.inbox.mailbox, run.inbox.taken_back = last.inbox.mailbox, last.inbox.taken_back
     run.inbox.early, run.inbox.heard, run.inbox.joined = last.inbox.early, last.inbox.heard, last.inbox.joined

@@ -1,14 +1,15 @@
-"""Operation: something that flow code has asked for and waits for, from asking to the moment its outcome reaches the flow.
+"""Operation: something that flow code asks for and waits for, until its outcome reaches the flow.
 
             asked ──▶ begun ──▶ recorded ──▶ told
               ╲                               ▲
                ╲── on replay: its outcome is in the journal, and comes in its turn
 
-It is the future that the flow waits for, on the run's own loop. What it does (a step's body, a timer, a message) happens on the
-program's loop and ends with an entry in the journal; when that is durable, the run tells the flow, one outcome at a time.
+An operation is the future that the flow waits for, on the run's own loop. Its work (a step's body, a timer, a message)
+happens on the program's loop and ends with an entry in the journal. When that entry is durable, the run tells the flow,
+one outcome at a time.
 
-A flow may give up on it (task.cancel(), asyncio.timeout). Most operations end at once then. A step whose body is a coroutine
-`lingers`: as in plain asyncio, the body is cancelled, and whoever waits for it waits until its clean-up is over.
+A flow may give up on an operation (task.cancel(), asyncio.timeout). Most operations end at once then. A step whose body
+is a coroutine `lingers`: as in plain asyncio, the body is cancelled, and the flow waits until its clean-up is over.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ if TYPE_CHECKING:
 
 
 _init_future = asyncio.Future.__init__
-GIVEN_UP = asyncio.CancelledError()  # as an operation's `error`: what it had begun was cancelled, as the flow wanted
+GIVEN_UP = asyncio.CancelledError()  # as an operation's `error`: its work was cancelled, or never began
 
 
 class Operation(asyncio.Future[Any]):
-    """Base of all operations; subclasses say what it is to begin one, and what its recorded outcome means."""
+    """Base of all operations. Subclasses define how an operation begins, and what its recorded outcome means."""
 
-    # One is made for every step: in a dict these would take three times as long to set and to read.
+    # Every step makes an operation. In a dict, these attributes would take three times as long to set and to read.
     __slots__ = (
         "begun",
         "body",
@@ -50,25 +51,25 @@ class Operation(asyncio.Future[Any]):
         "waiting",
     )
 
-    kind = "any"  # of its outcome
+    kind = "any"  # the kind of its outcome
     lingers = False
-    interruptible = True  # RunCancelled is raised at it
-    ends_later = False  # when the run is cancelled: not at once, but when what it had begun has ended
+    interruptible = True  # when the run is cancelled, RunCancelled is raised where the flow waits for this
+    ends_later = False  # when the run is cancelled, it ends when its work has ended, not at once
 
     def __init__(self, run: LiveRun, scope: Scope, key: str) -> None:
         _init_future(self, loop=run.loop)
         self.run = run
         self.scope = scope
         self.key = key
-        # Where it is.
-        self.begun: Open | None = None  # what the journal knows of its beginning
-        self.recorded = False  # its end stands in the journal, or in a commit on its way there
-        self.unheard = False  # and was recorded before the run's cancellation, which the flow hears instead
-        self.given_up = False  # the flow did, and waits for what it had begun to end
-        self.interrupted = False  # the run was cancelled meanwhile: whatever comes of it, the flow gets RunCancelled
-        self.waiting = False  # only for a time or a message: nothing is being done for it
-        self.body: Body | None = None  # what is being done for it on the program's loop
-        self.value: Any = None  # how it ended, for the flow
+        # How far it has come.
+        self.begun: Open | None = None  # what the journal has of its beginning
+        self.recorded = False  # its end is in the journal, or in a commit that is under way
+        self.unheard = False  # its end was recorded before the run's cancellation: the flow is told only the latter
+        self.given_up = False  # the flow has given up on it, and waits until its work has ended
+        self.interrupted = False  # the run was cancelled meanwhile: the flow gets RunCancelled, whatever the outcome is
+        self.waiting = False  # it only waits for a time or a message: nothing is being done for it
+        self.body: Body | None = None  # its work on the program's loop
+        self.value: Any = None  # how it ended, as the flow gets it
         self.error: BaseException | None = None
 
     @property
@@ -79,35 +80,35 @@ class Operation(asyncio.Future[Any]):
     # ---- for subclasses
 
     def begin(self) -> None:
-        """Do it. Called once, when it is not replayed."""
+        """Begin its work. Called once, unless its outcome is replayed."""
         raise NotImplementedError
 
     def accept(self, outcome: Outcome) -> bool:
-        """Take its recorded outcome as `value` or `error`. False: it does not count, and the operation is done anew."""
+        """Set `value` or `error` from the recorded outcome. False: it does not count, the operation is done again."""
         raise NotImplementedError
 
     def stop(self) -> None:
-        """The flow gave up on it, or the run was cancelled: whatever it does is in vain."""
+        """Stop its work: the flow has given up on it, or the run was cancelled."""
         self.halt()
 
     @property
     def at_work(self) -> asyncio.Task[None] | None:
-        """The task of the program's loop that does something for it."""
+        """The task of the program's loop that does its work."""
         return None if self.body is None else self.body.task
 
     def halt(self) -> None:
-        """Cancel that. What has not begun looks for itself whether it is still wanted."""
+        """Cancel that task. Work that has not begun checks by itself whether it is still wanted."""
         task = self.at_work
         if task is not None:
             task.cancel()
 
     def do(self, work: Coroutine[Any, Any, None]) -> None:
-        """On the program's loop, in a task."""
+        """Do `work` in a task of the program's loop."""
         self.body = Body(work, contextvars.Context())
         self.run.services.bodies.start(self.body)
 
     def silence(self) -> None:
-        """The run leaves memory, or has ended: no timer of it may go off any more."""
+        """Cancel its timer, which must not go off any more: the run leaves memory, or has ended."""
 
     # ---- what it is doing
 
@@ -126,15 +127,15 @@ class Operation(asyncio.Future[Any]):
     # ---- the flow gives up on it
 
     def cancel(self, msg: Any = None) -> bool:
-        """Called by whoever cancels the task that waits for it."""
+        """Called when the flow's task that waits for it is cancelled."""
         if self.done():
             return False
-        if self.run.stopping is not None:  # not by the flow's wish: it leaves memory, and what is under way may finish
+        if self.run.stopping is not None:  # the run leaves memory, the flow has not given up: its work may finish
             return super().cancel(msg)
-        if self.interrupted:  # by the run's cancellation, which the flow hears when what it had begun has ended
+        if self.interrupted:  # the flow is told the run's cancellation when the work has ended
             return True
         if self.recorded:
-            # Too late for what was done, but the flow never hears of it; and replay must know that, before anything follows.
+            # The work is done, but the flow is never told. Replay must know that before a later step takes effect.
             for key in self.entries:
                 self.run.record(OperationCancelled(key, True, self.given_up, self.run.now()))
             self.run.unsettled += 1
@@ -151,15 +152,15 @@ class Operation(asyncio.Future[Any]):
         return super().cancel(msg)
 
     def take_back(self) -> None:
-        """What was recorded for it is given to others, if it is something that must not be lost."""
+        """Give what was recorded for it to other waits, if it must not be lost."""
 
     @property
     def was_interrupted(self) -> bool:
-        """Whether it was under way when its process died, and may not be repeated."""
+        """Whether it was under way when its process died, and must not be repeated."""
         return self.begun is not None and self.begun.fatal
 
     def cut_short(self) -> bool:
-        """Whether nobody wants it any more."""
+        """Whether its outcome is no longer wanted: the flow has given up on it, or the run was cancelled."""
         return self.given_up or self.interrupted
 
     # ---- its outcome reaches the flow
@@ -176,17 +177,17 @@ class Operation(asyncio.Future[Any]):
             self.set_exception(self.error)
 
     def break_off(self, error: BaseException) -> None:
-        """The flow gets this instead of its outcome."""
+        """Give the flow this error instead of the outcome."""
         if not self.done():
             self.set_exception(error)
 
     def tell_given_up(self) -> None:
-        """What it had begun was cancelled and is over."""
+        """Its work was cancelled and has ended: the flow gets CancelledError."""
         super().cancel()
 
 
 class Recorded(Operation):
-    """Waits for nothing but its own entry to be durable: the end of a child run or of an item."""
+    """Waits only until its own entry is durable: the end of a child run or of an item."""
 
     def __init__(self, run: LiveRun, scope: Scope, key: str, record: Any) -> None:
         super().__init__(run, scope, key)
@@ -196,11 +197,11 @@ class Recorded(Operation):
         self._record(self)
 
     def accept(self, outcome: Outcome) -> bool:
-        return True  # the code that led to it has been executed again, and has its value
+        return True  # the flow's code was executed again up to here, and has the value
 
 
 class Finished(Operation):
-    """A child run or an item that ended before the crash: its code is not called again, and its end comes in its turn."""
+    """A child run or an item whose end is in the journal: its code is not called again, its end is told in its turn."""
 
     lingers = True
 

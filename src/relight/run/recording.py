@@ -60,7 +60,7 @@ class RunRecord:
         "writer",
     )
 
-    replay: Replay | None  # while it is on
+    replay: Replay | None  # None: the run is live
 
     def __init__(self, services: Services, row: Run, epoch: int, state: TreeState, told: Told) -> None:
         sequence = state.sequence
@@ -69,32 +69,31 @@ class RunRecord:
         self.id = row.id
         self.row = row
         self.generation = state.generation
-        self.path = state.path  # of the flow's own code
+        self.path = state.path  # the scope path of the flow's own code
         self.status = row.status  # as the store has it
         self.writer = Writer(services.recorder, row.id, epoch, sequence, told)
         self.writer.checkpoint_at = sequence + services.config.checkpoint.every
-        self.announced = 0  # how many of its entries since say that an attempt has begun, which is no progress
+        self.announced = 0  # how many of this object's entries announce an attempt, which is no progress
         self.heartbeats = services.heartbeats
-        self.lapses = services.heartbeats.lapses  # of our lease, when the run was last known to be ours
+        self.lapses = services.heartbeats.lapses  # of the lease, when this process was last known to own the run
         self.max_bytes = services.config.payload.max_bytes
         self.blob_threshold = services.config.payload.blob_threshold
-        self.unsettled = (
-            0  # what the flow has seen that is perhaps not durable yet: values, and ends that it gave up on
-        )
+        # How much the flow has seen that may not be durable yet: values, and ends that it gave up on.
+        self.unsettled = 0
         self.next: TreeState | None = None  # its next generation, which is being committed
         self.phase = DRIVEN
-        self.over = False  # as the phase tells: nothing of this object may act any more
+        self.over = False  # whether the phase is CLOSING or later: nothing of this object may act any more
         self.stopping: str | None = None  # why nothing begins and nothing is told any more
 
     def enter(self, phase: Phase) -> None:
-        """The run has come so far."""
+        """Change the phase."""
         assert phase in ALLOWED[self.phase], f"run {self.id}: {self.phase.name} to {phase.name}"
         self.phase = phase
         self.over = phase >= CLOSING
 
     @property
     def departing(self) -> bool:
-        """Whether somebody is taking it out of memory, or has."""
+        """Whether the run is being taken out of memory, or has been."""
         return LEAVING <= self.phase <= LEFT
 
     def stuck(self, kind: Hold, error: RelightError) -> None:
@@ -102,7 +101,8 @@ class RunRecord:
         raise NotImplementedError
 
     def record(self, event: Event, operation: Operation | None = None) -> None:
-        """Add an entry to the journal; once it is durable, `operation` has ended with it. A terminal run's is closed."""
+        """Add an entry to the journal. Once it is durable, the flow is told that `operation` has ended. The journal of
+        a run that has ended is closed: OutsideRunError."""
         if self.over:
             raise OutsideRunError(f"run {self.id!r} has ended; {event.key!r} finished too late to be recorded")
         if operation is not None:
@@ -117,12 +117,12 @@ class RunRecord:
         self.announced += 1
 
     def note(self, event: Event) -> None:
-        """Add an entry that is not worth a commit of its own: it rides with the next."""
+        """Add an entry that is not worth a commit of its own: it is written with the next commit."""
         if self.phase is DRIVEN:
             self.writer.note(event)
 
     def is_unsettled(self) -> bool:
-        """Whether the flow has seen something that a crash would give it otherwise."""
+        """Whether the flow has seen something that is not durable: after a crash it could be different."""
         if self.unsettled and self.writer.idle and self.replay is None:  # on replay, values are added only at its end
             self.unsettled = 0
         return self.unsettled > 0
@@ -134,8 +134,8 @@ class RunRecord:
             raise Unwind(self.stopping or "its entries could not be written by this process")
 
     async def confirm(self) -> None:
-        """Our lease has lapsed (this process was frozen, perhaps): ask the store whether the run is still ours before its
-        code takes effect again. Raises Unwind if it is not."""
+        """The lease of this process has lapsed (the process was frozen, perhaps). Check with the store that it still
+        owns the run, before the run's code takes effect again. Raises Unwind if it does not."""
         lapses = self.heartbeats.lapses
         self.writer.confirm_ownership()
         await self.wait_until_durable()
@@ -143,11 +143,11 @@ class RunRecord:
 
     @property
     def lease_has_lapsed(self) -> bool:
-        """Whether our lease has lapsed since this run was known to be ours."""
+        """Whether the lease of this process has lapsed since the process was last known to own the run."""
         return self.lapses != self.heartbeats.lapses or SYSTEM_CLOCK.monotonic() >= self.heartbeats.valid_until
 
     async def read(self, question: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
-        """Read from the store for the flow. One that fails is asked again: its faults are no outcomes of the flow."""
+        """Read from the store for the flow. A failed read is repeated: that the store failed is no outcome."""
         pause = RetryPause()
         while True:
             try:
@@ -156,7 +156,7 @@ class RunRecord:
                 log(
                     logging.WARNING,
                     Token.READ_FAILED,
-                    f"run {self.id}: {error}; asking again in {pause.seconds:.2g}s",
+                    f"run {self.id}: {error}; trying again in {pause.seconds:.2g}s",
                 )
             await pause.wait()
             if self.stopping is not None:
@@ -172,11 +172,11 @@ class RunRecord:
         self.writer.change(RunChange(run_id=self.id, status=status, **fields))
 
     def log(self, token: Token, text: str) -> None:
-        """A line in the run's own log, with the next commit: what happened to it, for people."""
+        """Add a line to the run's own log, for people, with the next commit."""
         self.writer.log(LogLine(run_id=self.id, at=self.services.clock.now(), text=text, token=token.value))
 
     def set_running(self) -> None:
-        """Operations go on: say so with the commit they are in, if the store still says otherwise."""
+        """Operations go on: set the status in the same commit, if the store has another one."""
         if self.status is not RUNNING:
             self.change(RUNNING, owner=self.services.owner)
 
@@ -189,8 +189,8 @@ class RunRecord:
         return NULL, digest
 
     async def load(self, output: msgspec.Raw, blob: str) -> bytes:
-        """The bytes of a recorded payload. One that is missing or damaged is no outcome of the flow: the run is held, and this
-        raises Unwind."""
+        """The bytes of a recorded payload. If they are missing or damaged, that is no outcome of the flow: the run is
+        held, and this raises Unwind."""
         if not blob:
             return bytes(output)
         try:
@@ -201,7 +201,7 @@ class RunRecord:
             raise Unwind(why) from None
 
     def open(self, codec: ValueCodec, outcome: Outcome) -> Any:
-        """A recorded result as today's code wants it. One that today's annotation cannot read holds the run."""
+        """Decode a recorded result with today's annotation. If that is not possible, the run is held."""
         try:
             return codec.open(outcome.output)
         except PayloadError as error:

@@ -1,16 +1,17 @@
-"""Replay: what the journal holds of a tree, in the order in which its flow is told of it again.
+"""Replay: the outcomes that the journal has of a tree, in the order in which its flow is told them again.
 
-The flow is called anew and asks for its operations. What has an outcome here is not done again: the outcome is told in its
-turn, by the same code that tells it live (`LiveRun.advance`, `replaying.py`). When the last one has been told, what the
-flow has asked for and has no outcome is what was not done, or was in flight, when the run was last in memory. It begins then.
+The flow is called again and asks for its operations. An operation that has an outcome here is not done again: the flow
+is told the outcome in its turn, by the same code that tells it live (`LiveRun.advance`, `replaying.py`). After the last
+outcome, some operations that the flow has asked for have none. They had not begun, or were in flight, when the run was
+last in memory. They begin then.
 
-Some of what is recorded is not told:
+Some of what is recorded is not told in its turn:
 
-- **Boxes.** A child run or foreach item that has ended is one outcome; what happened inside is not gone through again. (Those
-  that were alive when the run was cancelled are: who had heard of the cancellation, and who had not, matters then.)
-- **Kept.** A flow that its `retry` calls again finds what its earlier attempts finished at once, whenever it asks for it: it may
-  go another way than before. So does a foreach whose items have changed meanwhile.
-- **Values** (`now()` and the like) are found when they are asked for.
+- **Boxes.** A child run or foreach item that has ended is one outcome: what happened inside it is not replayed. (If it
+  was alive when the run was cancelled, it is replayed: it matters then which code had heard of the cancellation.)
+- **Kept.** A flow that its `retry` calls again may go another way than before. So what its earlier attempts finished is
+  told at once, whenever the flow asks for it. The same goes for a foreach whose items have changed meanwhile.
+- **Values** (`now()` and the like) are returned when flow code asks for them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from relight.model.journal import RunCreated
 from relight.model.replay import Ending, Open, Outcome, TreeState
 from relight.run.operation import Operation
 
-# In the order of outcomes, the places of the run's cancellation and of deadlocks. No operation has these keys.
+# Marks: the places of the run's cancellation and of deadlocks in the order of outcomes. No operation has these keys.
 CANCELLED, DEADLOCKED = "$cancelled", "$deadlocked"
 MARKS = frozenset((CANCELLED, DEADLOCKED))
 _BOXES = frozenset(("run", "item"))  # kinds of outcomes
@@ -42,13 +43,13 @@ class Replay:
         self.unheard = frozenset(state.cancelled.unheard if state.cancelled is not None else ())
         self._items: dict[str, dict[str, bool]] | None = None
         self._by_path: dict[str, list[str]] | None = None
-        # How far it is: see replaying.py.
+        # How far replay has come: see replaying.py.
         self.fetching = False  # the next outcome is being read from the store
-        self.redone: Operation | None = None  # is being made anew, since its code has changed
-        self.anew: dict[Operation, None] = {}  # what a foreach that has changed does in the midst of replay
-        self.foreachs: set[str] = set()  # that the flow has come to
-        self.changed: set[str] = set()  # those of them that have
-        self.drawn: list[str] = []  # values that the flow has asked for and the journal does not hold
+        self.redone: Operation | None = None  # is being done again: its recorded outcome does not count
+        self.anew: dict[Operation, None] = {}  # what a foreach that has changed does during replay
+        self.foreachs: set[str] = set()  # the foreachs that the flow has come to
+        self.changed: set[str] = set()  # those foreachs that have changed
+        self.drawn: list[str] = []  # values that the flow has asked for and that the journal does not have
         cancelled_at = state.cancelled.sequence if state.cancelled is not None else None
         boxes = {
             key
@@ -99,7 +100,7 @@ class Replay:
         return bool(self._order) and (self._order[0] in pending or self._order[0] in MARKS)
 
     def holds_more(self) -> bool:
-        """Whether the journal knows of something that the flow did later than what it does now."""
+        """Whether the journal has something that the flow did later than what it does now."""
         return bool(self.values or self.unasked) or any(key in self.recorded or key in MARKS for key in self._order)
 
     def unfinished(self) -> list[str]:
@@ -107,41 +108,41 @@ class Replay:
         return [key for key in self.children if key not in self.boxes and key not in self.ended_by_itself]
 
     def has_ended(self, child: str) -> bool:
-        """Whether a child run that is gone through again has its end in the journal."""
+        """Whether a child run that is replayed has its end in the journal."""
         return child in self.children and (child in self.ended_by_itself or child in self.recorded)
 
     def put_back(self, key: str) -> None:
-        """It cannot be told yet."""
+        """This outcome cannot be told yet: it is the next one again."""
         self._order.appendleft(key)
 
     def drop(self, *keys: str) -> None:
-        """An operation was told, or the flow has given up on it, or it does not count any more: its entries are not told."""
+        """Do not tell these outcomes: they were told, the flow has given up on them, or they do not count any more."""
         for key in keys:
             self.recorded.pop(key, None)
 
     def lets_linger(self, operation: Operation) -> bool:
-        """Whether an operation that the flow gives up on now ends later, when what it had begun has ended."""
-        if operation.unheard:  # its end is recorded, and only the cancellation is waited for
+        """Whether an operation that the flow gives up on now ends later, when its work has ended."""
+        if operation.unheard:  # its end is recorded, and the flow only waits to be told the cancellation
             return False
         recorded = self.recorded.get(operation.key)
         return (
             recorded is None
             or recorded.ending is not Ending.UNSEEN
-            or (recorded.again and not operation.given_up)  # that was the second time
+            or (recorded.again and not operation.given_up)  # the flow gave up on it twice, and this is the first time
         )
 
     def digest_of(self, key: str) -> str:
-        """That of a step's recorded arguments; empty if there are none."""
+        """The digest of a step's recorded arguments; empty if there are none."""
         outcome = self.recorded.get(key)
         return "" if outcome is None else outcome.digest
 
     def asked(self, key: str) -> Open | None:
-        """The flow asks for this operation: what is known of its beginning."""
+        """The flow asks for this operation. Returns what the journal has of its beginning."""
         self.unasked.discard(key)
         return self.open.pop(key, None)
 
     def left(self) -> str | None:
-        """An outcome that the flow, which has ended, should have been told."""
+        """The flow has ended. Returns an outcome that the flow should have been told before, if there is one."""
         for key in self._order:
             outcome = self.recorded.get(key)
             if (
@@ -153,8 +154,8 @@ class Replay:
         return None
 
     def left_in(self, scope: Scope) -> str | None:
-        """An operation the journal holds for the code of `scope` itself, that the flow ended without asking for."""
-        if self._by_path is None:  # once: thousands of child runs may end
+        """An operation that the journal has for the code of `scope` itself, and that the flow has not asked for."""
+        if self._by_path is None:  # made only once, since thousands of child runs may end
             self._by_path = {}
             for key in self.recorded:
                 self._by_path.setdefault(key.rpartition("/")[0], []).append(key)
@@ -169,7 +170,7 @@ class Replay:
     # ---- foreach
 
     def items_of(self, foreach: str) -> dict[str, bool]:
-        """The scopes of its items that the journal knows anything of, and whether each has ended."""
+        """The scopes of its items of which the journal has anything, and whether each has ended."""
         if self._items is None:
             self._items = {}
             for key in (*self.recorded, *self.kept, *self.open, *self.values):
@@ -190,7 +191,7 @@ class Replay:
         self.unasked = {key for key in self.unasked if not key.startswith(inside)}
 
     def forget_items(self, scopes: Iterable[str]) -> None:
-        """These items are others now: nothing of what was done for them is told."""
+        """These items have changed: nothing that was done for them is told."""
         gone = tuple(scope + "/" for scope in scopes)
         for table in (self.recorded, self.kept, self.values, self.open):
             for key in [key for key in table if (key + "/").startswith(gone)]:
@@ -205,13 +206,13 @@ class Replay:
 
 
 def expected(key: str, asked: Iterable[str]) -> NonDeterminismError:
-    """The journal holds `key` next, and the flow has not asked for it."""
+    """The error when the journal has `key` next, and the flow has not asked for it."""
     scope = key.rpartition("/")[0]
     prefix = scope + "/" if scope else ""
     others = sorted(asked, key=lambda other: not other.startswith(prefix))
     wants = "asks for nothing"
     if others:
-        inside = others[0].startswith(prefix)  # of a child run or a branch, the call of it is what differs
+        inside = others[0].startswith(prefix)  # then name the child run or branch, not the operation inside it
         wants = f"asks for {prefix + others[0].removeprefix(prefix).partition('/')[0] if inside else others[0]!r}"
     return NonDeterminismError(
         f"the flow {wants} where its journal holds {key!r}; flow code must ask for the same operations "
@@ -220,7 +221,7 @@ def expected(key: str, asked: Iterable[str]) -> NonDeterminismError:
 
 
 def expected_kind(key: str, kind: str, recorded: str) -> NonDeterminismError:
-    """The flow asks for an operation of another kind than the journal holds under its name."""
+    """The error when the flow asks for an operation of another kind than the journal has under its key."""
     return NonDeterminismError(f"the flow asks for {key!r} as a {kind} where its journal holds a {recorded}")
 
 
@@ -241,7 +242,7 @@ def _is_inside(key: str, boxes: set[str]) -> bool:
 
 
 def _ends_by_itself(child: Outcome) -> bool:
-    """A child run that was cancelled or given up on: its code is called again, and comes to the same end."""
+    """Whether a child run was cancelled or given up on: on replay its code is called, and comes to the same end."""
     return child.ending not in (Ending.OK, Ending.ERROR, Ending.UNSEEN)
 
 

@@ -1,12 +1,12 @@
-"""Replaying: the flow is told what its journal holds, in the journal's order, until that is over and the run goes on live.
+"""Replaying: the flow is told the outcomes of its journal, in the journal's order. Then the run goes on live.
 
-What comes next is known (`Replay.next`); that the flow asks for it is what makes it the same flow. If it does not, the run is
-held.
-There are two exceptions, both because somebody changed something between two lives of the run and wants it to go on:
+The next outcome is known (`Replay.next`), and the flow must have asked for that operation. If it has not, its code does
+not do the same as before, and the run is held. There are two exceptions. In both, a user has changed something while
+the run was not in memory, and wants the run to go on:
 
 - A step whose code has changed may be executed once more (`version_mismatch="rerun"`), in its place.
 - A foreach may have other items than before, or do another number of them at once. What is recorded of its items is then
-  found whenever it is asked for, and new ones are done in the midst of replay.
+  told whenever the flow asks for it, and new items are done during replay.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _OK, _CANCELLED, _GIVEN_UP, _UNSEEN = Ending.OK, Ending.CANCELLED, Ending.GIVEN_
 
 
 def look_up(run: LiveRun, operation: Operation) -> bool:
-    """The flow asks for this. Whether it need not begin: replay is on, so that its outcome comes or it begins at the end; or what
-    it would do is done, and kept."""
+    """The flow asks for this operation. Returns whether it must not begin now: on replay its outcome comes later, or it
+    begins when replay is over; or its outcome is kept, and is told at once."""
     replay, key = run.replay, operation.key
     if replay is not None:
         if key in replay.open:
@@ -51,7 +51,7 @@ def tell_next(run: LiveRun, replay: Replay) -> bool:
     """Tell the flow the next outcome of its journal. False: nothing can be told yet."""
     if replay.fetching:
         return False
-    if run.told:  # something was done in the midst of replay
+    if run.told:  # an operation was done during replay
         _tell_done(run, replay)
         return True
     if replay.redone is not None:
@@ -90,7 +90,7 @@ def _tell_done(run: LiveRun, replay: Replay) -> None:
 
 def _nobody_asks(run: LiveRun, replay: Replay, key: str, outcome: Outcome) -> bool:
     if outcome.ending in (Ending.GIVEN_UP, Ending.UNSEEN):
-        replay.drop(key)  # the flow gave up on it before this
+        replay.drop(key)  # the flow has given up on it already
         return True
     if _goes_another_way(run, replay, key):
         replay.put_back(key)
@@ -100,8 +100,8 @@ def _nobody_asks(run: LiveRun, replay: Replay, key: str, outcome: Outcome) -> bo
 
 
 def _hold(run: LiveRun, replay: Replay, key: str) -> None:
-    """The journal holds `key` next, and the flow does something else: what it asks for and the journal does not hold, or just
-    what it asks for."""
+    """Hold the run: the journal has `key` next, and the flow does something else. The reason names what the flow asks
+    for and the journal does not have, or, if there is nothing new, what the flow asks for."""
     replay.drop(key)
     new = [*replay.drawn, *(other for other in run.pending if other not in replay.recorded)]
     run.stuck(Hold.NONDETERMINISM, expected(key, new or list(run.pending)))
@@ -132,9 +132,9 @@ def _tell(run: LiveRun, replay: Replay, operation: Operation, outcome: Outcome) 
 
 
 def _redo(run: LiveRun, replay: Replay, operation: Operation) -> bool:
-    """In its place: what is recorded behind it is told after it."""
+    """Do an operation again, in its place: what is recorded after it is told after it."""
     replay.redone = operation
-    run.do_when_live()  # values that it may act on, among others
+    run.do_when_live()  # among others, this records the values that the operation may act on
     operation.begin()
     return False
 
@@ -146,7 +146,7 @@ async def _fetch(run: LiveRun, replay: Replay, outcome: Outcome) -> None:
 
 
 async def _load(run: LiveRun, outcome: Outcome) -> None:
-    with contextlib.suppress(Unwind):  # it leaves memory, or is held for a blob that cannot be read
+    with contextlib.suppress(Unwind):  # the run leaves memory, or is held because the blob cannot be read
         outcome.output, outcome.blob = msgspec.Raw(await run.load(NULL, outcome.blob)), ""
 
 
@@ -164,7 +164,7 @@ def _end(run: LiveRun, replay: Replay) -> bool:
 
 
 def finished(run: LiveRun) -> bool:
-    """The flow has ended. Whether its journal ends there, too; if not, the run is held."""
+    """The flow has ended. Returns whether its journal ends there, too; if not, the run is held."""
     replay = run.replay
     if replay is not None:
         key = replay.left() or min(replay.unasked, default=None)
@@ -179,14 +179,14 @@ def finished(run: LiveRun) -> bool:
 
 
 async def load_kept(run: LiveRun) -> None:
-    """What is kept is told whenever it is asked for, so that it must be here."""
+    """Read the blobs of kept outcomes: these are told as soon as the flow asks for them, so they must be in memory."""
     for outcome in run.kept.values():
         if outcome.blob:
             outcome.output, outcome.blob = msgspec.Raw(await run.load(NULL, outcome.blob)), ""
 
 
 async def remember(run: LiveRun, state: TreeState, prefix: str) -> None:
-    """Before a flow is called again: what its earlier attempts finished, as the journal has it."""
+    """Before a flow is called again: keep what its earlier attempts finished, as the journal has it."""
     run.retried = state.retried
     found = {k: o for k, o in state.outcomes.items() if k and k.startswith(prefix) and state.is_kept(k, o)}
     run.kept.update(found)
@@ -198,8 +198,9 @@ async def remember(run: LiveRun, state: TreeState, prefix: str) -> None:
 
 
 def _goes_another_way(run: LiveRun, replay: Replay, key: str) -> bool:
-    """The journal holds `key` next and nobody asks for it. In a foreach that may be: its items have changed, or how many of
-    them are done at once. Then what it asks for now is done now, or found; what is recorded behind it comes after that."""
+    """The journal has `key` next and the flow has not asked for it. Returns whether a changed foreach explains that:
+    its items have changed, or how many of them are done at once. What the flow asks for in the foreach is then done
+    now, or found among what is kept. What is recorded after that is told after it."""
     if replay.anew:
         return True
     run.services.running_loop.give_back()
@@ -220,7 +221,7 @@ def _goes_another_way(run: LiveRun, replay: Replay, key: str) -> bool:
 
 
 def _inside(replay: Replay) -> tuple[str, ...]:
-    """How the keys of operations begin that lie in a foreach which has changed."""
+    """The prefixes of the keys of operations in a foreach that has changed."""
     return tuple(one + "[" for one in replay.changed)
 
 
@@ -232,12 +233,12 @@ def change_foreach(run: LiveRun, replay: Replay, key: str, cut: int = sys.maxsiz
 
 
 def find_kept(run: LiveRun, operation: Operation) -> bool:
-    """What is kept is told as soon as it is asked for. Whether there is such an outcome, and it counts."""
+    """Tell the kept outcome of an operation that the flow asks for. Returns whether there is one, and it counts."""
     outcome = run.kept.get(operation.key)
     if outcome is None or outcome.kind != operation.kind:
         return False
     del run.kept[operation.key]
-    if outcome.blob:  # of a foreach that has just changed: whatever else is kept was read before
+    if outcome.blob:  # only in a foreach that has just changed: all other kept blobs have been read
         if run.replay is not None:
             run.replay.anew[operation] = None
         run.services.background.start(_fetch_kept(run, operation, outcome), "fetch", run.broke)

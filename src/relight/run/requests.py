@@ -1,5 +1,5 @@
-"""What flow code may ask of its run: one method per operation, each of which only makes a Call. What awaiting that does is in the
-operation's own file, and comes down to `ask`."""
+"""The operations that flow code may ask for: one method for each, which only makes a Call. What awaiting that Call does
+is in the operation's own file, and ends in `LiveRun.ask`."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Asking:
     def logs_nothing(self) -> bool:
         if self.stopping is not None:
             return True
-        # A run that waited when it left memory had been told everything, and had asked for all that it waits for.
+        # A run with status WAITING had been told everything before it left memory, and had asked for all it waits for.
         return self.replay is not None and (self.row.status is Status.WAITING or self.replay.holds_more())
 
     def _call(self, scope: Scope, name: str, begin: Callable[..., Any], *args: Any) -> Call:
-        return make(self, name, scope, 3, begin, *args)  # behind this are our caller, and sleep() or the like
+        return make(self, name, scope, 3, begin, *args)  # 3: this method, its caller, and sleep() or the like
 
     def child(self, scope: Scope, flow: Flow[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         return make(self, flow.name, scope, 2, children.call, flow, args, kwargs)

@@ -48,14 +48,14 @@ class Services(msgspec.Struct, frozen=True):
     owner: str
     loop: asyncio.AbstractEventLoop
     idleness: Idleness
-    said: set[tuple[str, str]]  # run and text: what need not be said again in the life of this process
+    said: set[tuple[str, str]]  # run and text: what is not logged again in the life of this process
 
 
 class Host(Protocol):
     """The orchestrator, as a run sees it."""
 
     def ended(self, run: LiveRun) -> None:
-        """The run is terminal and durable."""
+        """The run is terminal, and that is durable."""
         ...
 
     def continued(self, run: LiveRun) -> None:
@@ -67,11 +67,11 @@ class Host(Protocol):
         ...
 
     def has_left(self, run: LiveRun) -> bool:
-        """Whether the run is in memory no more."""
+        """Whether the run is no longer in memory."""
         ...
 
     def offer(self, run_id: str) -> None:
-        """A root run was accepted that somebody should take up."""
+        """A root run was accepted, and should be taken up by an orchestrator."""
         ...
 
     def wake_at(self, when: float) -> None:
@@ -84,9 +84,9 @@ class Host(Protocol):
 
     @property
     def crowded(self) -> bool:
-        """Whether others wait for room: then a waiting run should not linger."""
+        """Whether other runs wait for room in memory: then a blocked run should be parked at once."""
         ...
 
     def notify_watchers(self, run_id: str) -> None:
-        """Whoever watches this run (a child run, for one) should look at it."""
+        """Notify the watchers of this run (a child run, for example) that they should look at it."""
         ...

@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 
 async def _guarded(operation: _Spawn | _Join, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """What an operation does on the program's loop. What goes wrong with it is its outcome: recorded, as any other."""
+    """Do the work of an operation on the program's loop. An error is its outcome, and is recorded as any other."""
     try:
         await work()
     except Unwind:
-        pass  # the run leaves memory, and this begins again when it comes back
+        pass  # the run leaves memory, and this begins again when the run is back
     except Exception as error:  # noqa: BLE001 - the flow may react to it, and replay must see it again
         if not operation.done() and operation.run.stopping is None:
             operation.fail(error)
 
 
 class _Spawn(Operation):
-    """One commit: this run's entry, the spawned run's row and its first entry."""
+    """Spawn a run, in one commit: this run's entry, the spawned run's row and its first entry."""
 
     kind = "spawn"
 
@@ -91,7 +91,7 @@ class _Spawn(Operation):
         run.services.background.start(self._offer(), "offer")
 
     async def _offer(self) -> None:
-        """Once it is durable, somebody should take it up: also if this run leaves memory in that moment."""
+        """Once the spawned run is durable, an orchestrator should take it up, even if this run leaves memory then."""
         await self.run.writer.committed()
         self.run.host.offer(self._id)
 
@@ -112,7 +112,7 @@ def spawn(
     run_id: str | None,
     handle: Callable[[str], Any],
 ) -> Iterator[Any]:
-    """See flow.operations.spawn. What is wrong with the call raises here, live and replayed, and leaves no entry."""
+    """See flow.operations.spawn. A wrong call raises here, live and on replay, and leaves no entry."""
     scope = here(scope)
     key = scope.begin(f"$spawn.{flow.name}")
     data = flow.arguments.seal(args, kwargs, run.services.config.payload.max_bytes)
@@ -122,7 +122,7 @@ def spawn(
 
 
 class _Join(waits.Receive):
-    """Wait for a run's end. Its last commit puts a message into this run's inbox, so the wake-up cannot be lost."""
+    """Wait for the end of another run. Its last commit puts a message into this run's inbox, so no wake-up is lost."""
 
     what = "run"
     takes = MessageKind.ENDED
@@ -130,13 +130,13 @@ class _Join(waits.Receive):
     def __init__(self, run: LiveRun, scope: Scope, key: str, run_id: str, flow: Flow[..., Any]) -> None:
         super().__init__(run, scope, key, run_id, None)
         self._flow = flow
-        self._asking = True  # whether the other one will tell
+        self._asking = True  # the wait has not begun yet
 
     def begin(self) -> None:
         self.do(_guarded(self, self._ask))
 
     async def _ask(self) -> None:
-        """Begin to wait if the other run has yet to end, and then tells this one."""
+        """Begin to wait if the other run has not ended and will post its end here. Otherwise read how it ended."""
         if not await _will_tell(self.run, self.name):
             await self._look(None)
         elif not self.done():
@@ -153,13 +153,13 @@ class _Join(waits.Receive):
         self.do(_guarded(self, lambda: self._look(message)))
 
     async def _look(self, message: Message | None) -> None:
-        """The message that told of its end, if there was need of one, and the awaited run's final row."""
+        """Record how the awaited run has ended, from its final row. `message`: the message about its end, if any."""
         run = self.run
         row = await run.read(lambda store: store.get_run(self.name))
         if row is None:
             raise RunNotFoundError(f"run {self.name!r} is not there; was it deleted?")
         if not row.status.terminal:
-            # Recovery gave up on it, and somebody has brought it back since: it tells of its next end, too.
+            # Recovery gave up on the other run, and a person has resumed it since: it posts its next end, too.
             if message is not None:
                 waits.forget(run, message)
             await self._ask()
@@ -196,20 +196,21 @@ class _Join(waits.Receive):
 
 
 def join(run: LiveRun, scope: Scope, run_id: str, flow: Flow[..., Any]) -> Iterator[Any]:
-    """Awaiting a spawned run."""
+    """Wait for the end of a spawned run: what awaiting its handle does."""
     scope = here(scope)
     return run.ask(_Join(run, scope, scope.begin("$join"), run_id, flow))
 
 
 async def _will_tell(run: LiveRun, run_id: str) -> bool:
-    """Whether the awaited run has yet to end, and then tells this one. A run tells whoever spawned it; one that was there
-    already under the id this run gave has to be asked (asked again after a crash, it tells once all the same)."""
+    """Whether the awaited run has not ended, and will post its end to this one. A run posts its end to the run that
+    spawned it. A run that already existed under the id that this run gave needs a JOIN message. If that is posted again
+    after a crash, the other run still posts its end only once."""
     row = await run.read(lambda store: store.get_run(run_id))
     if row is None or row.status.terminal or row.parent_id == run.id:
         return row is not None and not row.status.terminal
     message = Message(
         run_id=run_id, kind=MessageKind.JOIN, name=run.id, dedup=f"join:{run.id}", at=run.services.clock.now()
     )
-    (asked,) = await run.read(lambda store: store.post([message]))
+    (posted,) = await run.read(lambda store: store.post([message]))
     run.host.look_for_messages()
-    return asked is not None  # else it has ended in this moment
+    return posted is not None  # None: it has ended in this moment

@@ -1,7 +1,7 @@
 """What is done for a step on the program's loop: its body is called, and how it ends is recorded.
 
 The short way (async steps without retry, timeout or on_crash="fail") is `do_plainly`, the hot path: one encode, one group commit.
-Everything that has more to remember goes through `do` and `_attempts`.
+All other steps go through `do` and `_attempts`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 
 async def do_plainly(op: StepOperation) -> None:
-    """On the program's loop: call a step's body as it is, with nothing around it. Most end without having waited for anything."""
+    """On the program's loop: call a step's body with nothing around it. Most bodies end without having to wait."""
     run, step, key, run_key = op.run, op.step, op.key, op.scope.run_key
     CURRENT.set(StepInfo(run.run_id(run_key) if run_key else run.id, key, 1, run.id, run.row.flow))
     try:
         result = await step.fn(*op.args, **op.kwargs)
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it is how that body ended, and nothing else
+    except BaseException as error:  # noqa: BLE001 - any error ends only this body
         if run.inflight:
             leaving.body_ended(run, key)
         op.close(error)
@@ -48,24 +48,22 @@ async def do_plainly(op: StepOperation) -> None:
 
 
 async def do(op: StepOperation) -> None:
-    """On the program's loop: execute a step that has more to remember than its result, or that cannot begin at once. Unwind:
-    the run leaves memory, and what was not recorded is done again when it comes back."""
+    """On the program's loop: execute a step that records more than its result, or that cannot begin at once. Raises
+    Unwind when the run leaves memory: what was not recorded is done again when the run is back in memory."""
     run = op.run
     if run.stopping is not None:
         raise Unwind(run.stopping)
     if op.done() or run.over:
-        return  # the flow gave up on it before it began; or ended, and left it behind
+        return  # the flow gave up on the step before it began; or the flow has ended without waiting for it
     if op.was_interrupted:
         _say_interrupted(op)
         return
     if op.cut_short():
         raise asyncio.CancelledError
-    if run.is_unsettled():  # what the body may act on must be durable first, or a crash would give it something else
+    if run.is_unsettled():  # what the body may act on must be durable first: after a crash it could be different
         mark = run.unsettled
         await run.wait_until_durable()
-        if (
-            run.unsettled == mark and run.replay is None
-        ):  # nothing new meanwhile: what came then is for those who ask after it
+        if run.unsettled == mark and run.replay is None:  # otherwise later steps have to wait for what came meanwhile
             run.unsettled = 0
     if run.lease_has_lapsed:
         await run.confirm()
@@ -73,7 +71,7 @@ async def do(op: StepOperation) -> None:
 
 
 def completed(op: StepOperation, result: Any, attempt: int) -> None:
-    """Its body has returned this."""
+    """Record the result that a step's body has returned."""
     run, step = op.run, op.step
     data, op.value = step.result.seal(result, run.max_bytes)
     if run.over:
@@ -99,7 +97,7 @@ def ended_badly(op: StepOperation, error: BaseException, attempt: int = 1) -> No
     """A step's error is an outcome like any other: durable before the flow may react to it."""
     run = op.run
     if run.over or op.done() or op.recorded:
-        return  # nobody is left who could want to know
+        return  # nothing waits for this outcome any more
     if isinstance(error, asyncio.CancelledError):
         if run.stopping is not None:
             return  # cancelled because the run leaves memory
@@ -112,20 +110,20 @@ def ended_badly(op: StepOperation, error: BaseException, attempt: int = 1) -> No
 
 
 def _times(op: StepOperation) -> tuple[int, int]:
-    """Now, and for how long its attempt was under way; in microseconds."""
+    """The time now, and how long the attempt was under way; in microseconds."""
     at = op.run.now()
     return int(at * 1e6), int((at - op.began) * 1e6)
 
 
 def ordinary(error: BaseException, what: str) -> BaseException:
-    """What a step or flow raises ends that step or flow, and nothing else: not the program, whatever it is."""
+    """Make what a step or flow raises an Exception, so that it ends only that step or flow, and never the program."""
     if isinstance(error, asyncio.CancelledError | RunCancelled | Unwind):
-        return error  # while it travels, that is for the flow and for us to understand
+        return error  # the flow and Relight must recognise these while they propagate
     return recordable(error, what)
 
 
 def recordable(error: BaseException, what: str) -> Exception:
-    """As it is recorded, and told to the flow now and on every replay: only Exceptions can be rebuilt (error_records.py)."""
+    """The error as it is recorded, and told now and on replay. Only Exceptions can be rebuilt (error_records.py)."""
     if isinstance(error, Exception):
         return error
     name = type(error).__name__
@@ -135,7 +133,8 @@ def recordable(error: BaseException, what: str) -> Exception:
 
 
 async def _attempts(op: StepOperation) -> None:
-    """Try until it completes, its retries are used up, or nobody may try any more. `op.begun` is what a crash left behind."""
+    """Try until the step completes, its retries are used up, or it must not be tried any more. `op.begun` is what the
+    journal has of earlier attempts."""
     run, step, begun = op.run, op.step, op.begun
     attempt = begun.attempt if begun else 1
     deadline = begun.deadline if begun else None
@@ -143,12 +142,12 @@ async def _attempts(op: StepOperation) -> None:
         await _pause(op, begun.until)
     while True:
         if run.phase is not DRIVEN or op.done():
-            return  # the next attempt is made when the run comes back, if it does; or the flow has given up on it
+            return  # the next attempt is made when the run is back in memory; or the flow has given up on the step
         if attempt > 1 and run.lease_has_lapsed:
             await run.confirm()
         info = StepInfo(run.run_id(op.scope.run_key), op.key, attempt, run.id, run.row.flow)
         asked_at = run.services.clock.now()
-        # First: what waits for a thread has not begun, and its time does not run.
+        # The thread comes first: a step that waits for one has not begun, and its timeout does not run.
         slot = await run.services.threads.slot(bounded=not op.scope.holds_thread) if _needs_thread(op) else None
         try:
             if deadline is None:
@@ -158,7 +157,7 @@ async def _attempts(op: StepOperation) -> None:
             completed(op, await _body(op, info, deadline, slot), attempt)
         except (Unwind, asyncio.CancelledError):
             raise
-        except BaseException as raised:  # noqa: BLE001 - as in do
+        except BaseException as raised:  # noqa: BLE001 - any error ends only this attempt
             caught = ordinary(raised, step.what)
             if step.retry is None or not step.retry.again(attempt, caught) or op.cut_short() or run.over:
                 ended_badly(op, caught, attempt)
@@ -181,13 +180,14 @@ async def _attempts(op: StepOperation) -> None:
 
 
 def _needs_thread(op: StepOperation) -> bool:
-    """Whether its body needs a thread before its attempt begins. In a sync flow the flow's own does it; or another one, where the
-    body may have to be left behind."""
+    """Whether its body needs a thread of the pool before its attempt begins. In a sync flow, the flow's own thread
+    executes the body, unless the body has a timeout and may have to be abandoned."""
     return not op.step.is_async and (not op.scope.holds_thread or op.step.timeout_seconds is not None)
 
 
 def _say_interrupted(op: StepOperation) -> None:
-    """It had begun when its process died. Also for a flow that has given up on it since: a retry must not execute it again."""
+    """Record that the step had begun when its process died. This is done also if the flow has given up on the step
+    since: a retry must not execute it again."""
     run, begun = op.run, op.begun
     error = StepInterruptedError(
         f"step {op.key!r} of run {run.id!r} was running when its process died, and on_crash='fail' forbids repeating it; "
@@ -198,7 +198,7 @@ def _say_interrupted(op: StepOperation) -> None:
 
 
 async def _pause(op: StepOperation, until: float) -> None:
-    """The back-off of a retry: its end is in the journal already, and the next attempt is its end."""
+    """Wait for the back-off of a retry. The journal has its time already, and gets no entry when it is over."""
     run = op.run
     if until <= run.services.clock.now():
         return
@@ -211,7 +211,7 @@ async def _pause(op: StepOperation, until: float) -> None:
 
     op.only_waits()
     alarm = Alarm(run, op.key, until, due)
-    if run.blocked:  # the whole run only waits now, and the commit that holds this failure says so
+    if run.blocked:  # the whole run only waits now: the commit with this failure sets its status, too
         waits.blocked(run)
     try:
         await over
@@ -221,7 +221,7 @@ async def _pause(op: StepOperation, until: float) -> None:
 
 
 async def _announce(op: StepOperation, attempt: int) -> float | None:
-    """Journal that an attempt starts, where a crash must not forget it; the attempt's deadline."""
+    """Journal that an attempt starts, if that must survive a crash. Returns the attempt's deadline."""
     run, step = op.run, op.step
     fatal = step.on_crash == "fail"
     if step.timeout_seconds is None and not fatal:
@@ -229,13 +229,13 @@ async def _announce(op: StepOperation, attempt: int) -> float | None:
     at = run.services.clock.now()
     deadline = None if step.timeout_seconds is None else at + step.timeout_seconds
     run.announce(StepStarted(op.key, attempt, at, deadline, fatal))
-    if fatal:  # durable before it starts, or a crash would not know that it may not be repeated
+    if fatal:  # durable before the body starts: otherwise, after a crash, nothing shows that it must not be repeated
         await run.wait_until_durable()
     return deadline
 
 
 async def _body(op: StepOperation, info: StepInfo, deadline: float | None, slot: Slot | None) -> Any:
-    """One attempt of the function itself."""
+    """Make one attempt: call the step's function, within its deadline."""
     if deadline is None:
         return await _call(op, info, slot)
     remaining = deadline - op.run.services.clock.now()
@@ -257,7 +257,7 @@ async def _call(op: StepOperation, info: StepInfo, slot: Slot | None) -> Any:
     run, step = op.run, op.step
     run.inflight[op.key] = op
     op.began = run.now()
-    if step.timeout_seconds is None and step.on_crash != "fail":  # else its start is journaled already
+    if step.timeout_seconds is None and step.on_crash != "fail":  # otherwise its start is journaled already
         run.services.long_steps.add(op, info.attempt)
     try:
         if not step.is_async:
@@ -269,11 +269,11 @@ async def _call(op: StepOperation, info: StepInfo, slot: Slot | None) -> Any:
 
 
 class _LapsedError(Exception):
-    """Our lease has lapsed while a step waited for a thread."""
+    """The lease of this process has lapsed while a step waited for a thread."""
 
 
 async def _call_in_thread(op: StepOperation, info: StepInfo, slot: Slot | None) -> Any:
-    """A sync body. A free thread may be long in coming, so the lease is looked at again where the body begins."""
+    """Call a sync body. It may have waited long for a thread, so the lease is checked again where the body begins."""
     run, step, scope = op.run, op.step, op.scope
     thread: Any = scope.thread  # a FlowThread, seen through its protocol
 
@@ -281,7 +281,7 @@ async def _call_in_thread(op: StepOperation, info: StepInfo, slot: Slot | None) 
         if run.lease_has_lapsed:
             raise _LapsedError
         if op.done() or op.cut_short() or run.phase is not DRIVEN:
-            raise asyncio.CancelledError  # nobody wants it any more: it waited long for a thread
+            raise asyncio.CancelledError  # its outcome is no longer wanted: it waited long for a thread
         op.began = run.now()
         return step.fn(*op.args, **op.kwargs)
 
@@ -291,7 +291,7 @@ async def _call_in_thread(op: StepOperation, info: StepInfo, slot: Slot | None) 
             try:
                 if thread is not None and step.timeout_seconds is None:
                     return await thread.lend(body, info)
-                # With a timeout it needs a thread that can be left behind.
+                # With a timeout, the body needs a thread that can be abandoned.
                 return await run.services.threads.call(body, info, slot)
             except _LapsedError:  # the slot was given back with the thread
                 await run.confirm()

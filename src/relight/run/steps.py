@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 _monotonic = SYSTEM_CLOCK.monotonic
-MOST_SAID = 10_000  # changes that are remembered as said
+MOST_SAID = 10_000  # changes that are remembered as logged
 MOST_LISTED = 20  # steps in flight at a crash that a run's own log names
 _init_future = asyncio.Future.__init__
 
@@ -45,7 +45,7 @@ class StepOperation(Operation):
     kind = "step"
     ends_later = True
     in_thread = False
-    item = ""  # of a foreach, if that is what it does
+    item = ""  # the scope of the foreach item that this step does, if any
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class StepOperation(Operation):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        _init_future(self, loop=run.loop)  # as Operation.__init__ does: this is every step
+        _init_future(self, loop=run.loop)  # as Operation.__init__ does, without a call: every step comes here
         self.run = run
         self.scope = scope
         self.key = key
@@ -71,10 +71,10 @@ class StepOperation(Operation):
             if run.replay is None
             else step.arguments.digests(args, kwargs, run.replay.digest_of(key))
         )
-        # What the flow has set so far is seen by the body; what the body sets stays in it, as with a task.
+        # The body sees the context variables that the flow has set so far. What the body sets, only the body sees.
         self.context = contextvars.copy_context()
         self.task: asyncio.Task[None] | None = None
-        self.on_result: Callable[[bytes, Any], None] | None = None  # of a foreach item: records the end of both
+        self.on_result: Callable[[bytes, Any], None] | None = None  # of a foreach item: records its end
 
     @property
     def entries(self) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ class StepOperation(Operation):
         return self.task
 
     def stop(self) -> None:
-        """A body in a thread cannot be stopped. When the run is cancelled it is waited for, as it may have taken effect."""
+        """A body in a thread cannot be stopped. A cancelled run waits for it, since it may have taken effect."""
         if not (self.in_thread and self.interrupted):
             self.halt()
 
@@ -107,7 +107,7 @@ class StepOperation(Operation):
         plainly = not (
             not self.step.plain
             or (run.unsettled and run.is_unsettled())
-            or run.lapses != run.heartbeats.lapses  # this and the next: run.lease_has_lapsed
+            or run.lapses != run.heartbeats.lapses  # this line and the next are run.lease_has_lapsed
             or _monotonic() >= run.heartbeats.valid_until
             or self.given_up
             or self.interrupted
@@ -117,7 +117,7 @@ class StepOperation(Operation):
         coro: Any = step_bodies.do_plainly(self) if plainly else step_bodies.do(self)
         try:
             awaited = next(coro.__await__(), OVER)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is how that body ended, and nothing else
+        except BaseException as error:  # noqa: BLE001 - any error ends only this body
             self.close(error)
             return OVER
         if awaited is not OVER:
@@ -133,7 +133,7 @@ class StepOperation(Operation):
             step_bodies.ended_badly(self, error)
 
     def accept(self, outcome: Outcome) -> bool:
-        # One that was interrupted is never executed again, also if it is asked for with other arguments or code now.
+        # An interrupted step is never executed again, even if its arguments or its code have changed since.
         same = outcome.digest == self.digest and outcome.fingerprint == self.step.fingerprint
         if not same and not outcome.interrupted and not _still_valid(self, outcome):
             return False
@@ -145,7 +145,7 @@ class StepOperation(Operation):
 
 
 class StepCall(Call):
-    """A step, called in flow code. Awaiting it asks for the step: the hottest code there is, all of it in one function."""
+    """A step, called in flow code. Awaiting it asks for the step. This is the hottest code, so it is one function."""
 
     def __await__(self) -> Generator[Any, Any, Any]:
         if garbage.collector and garbage.runs_this():
@@ -164,21 +164,21 @@ class StepCall(Call):
                 return run.ask(operation)  # type: ignore[return-value]  # an iterator of the same kind
         except Unwind as error:
             if error.stubborn:
-                return garbage.for_ever()  # it will not be taken out of memory
+                return garbage.for_ever()  # its code catches every Unwind: it waits here for ever
             raise
-        # Nearly always. As ask() does, and begin() when the flow is at rest: its body is not looked at before that.
+        # Nearly always. This does what ask() does, and begin() when the flow is at rest: no body begins before that.
         run.pending[operation.key] = operation
         run.busy += 1
-        run.services.bodies.queue.append(operation)  # which is looked at when flow code gives the running loop back
+        run.services.bodies.queue.append(operation)  # RunningLoop.give_back has a runner look at the queue
         return operation.__await__()
 
 
 def _still_valid(op: StepOperation, outcome: Outcome) -> bool:
-    """Whether an outcome that was recorded with other code or arguments may be given to today's. The run may be held instead."""
+    """Whether an outcome that was recorded with other code or arguments is used. The run may be held instead."""
     run, step, key = op.run, op.step, op.key
     same_arguments = outcome.digest == op.digest
     if not same_arguments and outcome.sequence < run.retried_at(key):
-        return False  # a retried flow took another way: this is not the call that was recorded
+        return False  # a retried flow went another way: this is not the call that was recorded
     policy = run.services.config.recovery.version_mismatch
     if outcome.fingerprint != step.fingerprint:
         what = f"code or options changed ({outcome.fingerprint} → {step.fingerprint})"
@@ -199,7 +199,7 @@ def _still_valid(op: StepOperation, outcome: Outcome) -> bool:
     _say_changed(run, Token.INPUT_MISMATCH, f"step {key!r}: {what} since it was recorded{aside}; {done} ({policy})")
     if policy == "rerun":
         return False
-    # No edit of the step explains that: flow code was changed, or is not deterministic. Its result is another call's.
+    # The step's code is the same, so the flow's code was changed or is not deterministic. The result is another call's.
     why = (
         f"step {key!r}: {what} since it was recorded, and its code has not: the flow's code was changed, or is not "
         f"deterministic{aside}; restore it, name the argument in @step(volatile=...), or set version_mismatch to rerun, then "
@@ -210,8 +210,8 @@ def _still_valid(op: StepOperation, outcome: Outcome) -> bool:
 
 
 def _say_changed(run: LiveRun, token: Token, text: str) -> None:
-    """In the log, and in the run's own. Once in the life of this process: a run that wakes up a thousand times finds the same
-    change each time."""
+    """Write it to the log and to the run's own log, but only once in the life of this process: a run that wakes up a
+    thousand times finds the same change each time."""
     said = run.services.said
     if (run.id, text) not in said:
         if len(said) >= MOST_SAID:

@@ -1,14 +1,14 @@
 """Flows that are plain functions, each in a thread of its own. The threads themselves are those of `thread_pool.py`.
 
-A sync flow runs in a thread of its own. Whatever it asks for is an async operation on the run's loop; the thread blocks until
-it has ended. There are no sync twins of operations: this file is the whole façade.
+A sync flow runs in a thread of its own. Everything that it asks for is an async operation on the run's loop, and the
+thread blocks until the operation has ended. There are no sync twins of operations: this file is the whole façade.
 
 While a flow's thread waits for an operation, that operation may send work back into it (a sync step's body, a child flow),
 so that a flow and its steps share one thread, as a reader of the code expects.
 
-Of the threads of one run only one executes flow code at a time, and the run is at rest when none does (`Turns`): so branches
-of parallel() that share a list fill it in the same order on replay. A thread that does not come back within a second (it
-waits for a lock that another branch holds, or computes) no longer holds the others up, and the log says so.
+Only one thread of a run executes flow code at a time, and the flow is at rest when none does (`Turns`). So branches of
+parallel() that share a list fill it in the same order on replay. If a thread does not come to rest within a second (it
+waits for a lock that another branch holds, or computes), the others no longer wait for it, and that is logged.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Turns:
     def __init__(self, run: LiveRun) -> None:
         self.run = run
         self.threads: set[FlowThread] = set()  # with flow code in them, running or waiting
-        self.moving: FlowThread | None = None  # whose turn it is
+        self.moving: FlowThread | None = None  # the one that has the turn
         self._waiting: list[tuple[FlowThread, Callable[[], None]]] = []
         self._late: set[FlowThread] = set()  # those that had the turn for so long that others no longer wait for them
-        self._count = 0  # of turns
+        self._count = 0  # how many turns there have been
         self._watching = False
-        self.gone: asyncio.Future[None] | None = None  # whoever takes the run out of memory waits for the last to end
+        self.gone: asyncio.Future[None] | None = None  # done when the last thread has ended, for leaving memory
 
     @property
     def busy(self) -> bool:
@@ -57,15 +57,15 @@ class Turns:
         return self.moving is not None or bool(self._waiting or self._late)
 
     def want(self, thread: FlowThread, go: Callable[[], None]) -> None:
-        """This thread can go on: `go` lets it, when it is its turn."""
+        """This thread can go on. `go` is called when it gets the turn, and lets it go on."""
         if self.run.phase is not DRIVEN:
-            go()  # it only unwinds
+            go()  # the thread only unwinds
         else:
             self._waiting.append((thread, go))
             self.run.wake()
 
     def next(self) -> bool:
-        """Give the turn to the next thread that wants it. Whether the run has to wait until one is at rest."""
+        """Give the turn to the next thread that wants it. Returns whether the run has to wait until one is at rest."""
         if self.moving is None and self._waiting:
             self.moving, go = self._waiting.pop(0)
             self._count += 1
@@ -94,14 +94,12 @@ class Turns:
             self.run.services.loop.call_later(LONGEST_TURN_SECONDS, self._look, self._count)
 
     def _look(self, count: int) -> None:
-        """Whether the turn that was the last one a second ago still is."""
+        """If a thread has had the turn for a second, log it, and let the other threads go on."""
         self._watching = False
         thread = self.moving
         if thread is None or self.run.phase is not DRIVEN:
             return
-        if (
-            count != self._count or not thread.ident
-        ):  # another one; or others have all the threads, and it has not begun
+        if count != self._count or not thread.ident:  # another turn; or it has not begun, since no thread is free
             self._watch()
             return
         log(
@@ -115,7 +113,7 @@ class Turns:
         self.run.advance()
 
     def unwind(self, reason: str) -> None:
-        """The run leaves memory: whoever waits is told so, and ends."""
+        """The run leaves memory: raise Unwind in all threads that wait, so that they end."""
         waiting, self._waiting = self._waiting, []
         for _, go in waiting:
             go()
@@ -127,18 +125,19 @@ NO_TURNS = Turns(None)  # type: ignore[arg-type]  # of runs that have no threads
 
 
 class ThreadFuture(asyncio.Future[T]):
-    """The end of code in a flow's thread, which cannot be stopped there. Cancelling it cancels the operation that the code
-    waits for, or the next one it asks for, so that it hears of it and can clean up; asked again, the code is left behind."""
+    """The end of code in a flow's thread, where code cannot be stopped. Cancelling this future cancels the operation
+    that the code waits for, or the next one it asks for, so that the code can clean up. Cancelling it again abandons
+    the code."""
 
     def __init__(self, thread: FlowThread) -> None:
         self.run_loop = thread.turns.run.loop
         super().__init__(loop=self.run_loop)
         self._thread = thread
-        self._outer = len(thread.operations)  # what was under way when it began: not of this code
+        self._outer = len(thread.operations)  # how many were under way before: not of this code
         self._may_ask = True
 
     def settled(self, then: Callable[[], None]) -> Callable[[Callable[[], None]], None]:
-        """On the program's loop: let it end, as part of the run, and then tell whoever has to know."""
+        """On the program's loop: settle this future, as part of the run, and then call `then`."""
 
         def settle(end: Callable[[], None]) -> None:
             with self.run_loop.driving():
@@ -162,7 +161,7 @@ class FlowThread:
     def __init__(self, threads: Threads, turns: Turns, bounded: bool) -> None:
         self.ident = 0
         self.turns = turns
-        self.abandoned = False  # nobody waits for it any more: whatever it asks for is cancelled
+        self.abandoned = False  # nothing waits for it any more: every operation that it asks for is cancelled
         self._running = False
         self._interrupted = False  # its next operation is cancelled
         self.operations: list[asyncio.Task[Any]] = []  # those it waits for, the innermost last
@@ -196,8 +195,8 @@ class FlowThread:
         return future
 
     def _have_thread(self, work: Callable[[], None]) -> None:
-        """Over the limit it waits its turn. A branch of a flow that already holds a thread is not bounded, or a full house of
-        flows waiting for their own branches would never move."""
+        """Do `work` in a thread. Above the limit, it waits for a slot. A branch of a flow that already has a thread is
+        not bounded: if flows that wait for their own branches had all the slots, none of them could go on."""
         if self._bounded:
             self._threads.when_free(lambda slot: self._execute(work, slot))
         else:
@@ -208,20 +207,20 @@ class FlowThread:
         self._threads.start(self._job)
 
     def abandon(self) -> None:
-        """Its code does not end, and nobody waits for it any more."""
+        """Its code does not end, and nothing waits for it any more."""
         if self._job is not None:
             self._job.abandon()
 
     def call(self, fn: Callable[[], T], scope: Scope) -> asyncio.Future[T]:
-        """From inside an operation this thread waits for: run flow code in the thread. A branch that has no code of its own
-        (a foreach worker) has no thread waiting either: then one is started for this call."""
+        """Called inside an operation that this thread waits for: run flow code in the thread. A branch that has no code
+        of its own (a foreach worker) has no waiting thread: then a thread is started for this call."""
         if not self._running:
             return self.start(fn, scope)
         future: ThreadFuture[T] = ThreadFuture(self)
 
         def ended() -> None:
             self._interrupted = False
-            self.turns.rested(self)  # it waits for the operation again that sent it to work
+            self.turns.rested(self)  # it waits again for the operation that sent it this code
 
         def work() -> T:
             token = CURRENT.set(scope)
@@ -230,7 +229,7 @@ class FlowThread:
             finally:
                 CURRENT.reset(token)
 
-        serve = lambda: report_end(self.loop, future, work, future.settled(ended))  # noqa: E731 - for the thread to do
+        serve = lambda: report_end(self.loop, future, work, future.settled(ended))  # noqa: E731 - the thread calls it
         self.turns.want(self, lambda: self._answers.put((None, None, serve)))
         return future
 
@@ -245,7 +244,7 @@ class FlowThread:
         return future
 
     def wait(self, call: Call) -> Any:
-        """In the flow's thread: have the run's loop do it, serve what it sends here, return or raise its end."""
+        """In the flow's thread: have the run's loop do `call`, execute what it sends here, return or raise its end."""
         scope, context = CURRENT.get(), contextvars.copy_context()
         assert type(scope) is Scope
         try:
@@ -260,7 +259,7 @@ class FlowThread:
                 continue
             if failure is not None:
                 if isinstance(failure, Unwind) and failure.stubborn:
-                    threading.Event().wait()  # it will not be taken out of memory: it is left here
+                    threading.Event().wait()  # its code catches every Unwind: it waits here for ever
                 raise failure
             return result
 
@@ -289,7 +288,7 @@ class FlowThread:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         if task not in self.operations:
-            return  # the run has left memory, and the thread was told so
+            return  # the run has left memory, and the thread has got Unwind
         self.operations.remove(task)
         error: BaseException | None = asyncio.CancelledError() if task.cancelled() else task.exception()
         answer = (None if error is not None else task.result(), error, None)

@@ -1,4 +1,4 @@
-"""Values: what a flow may not make up itself (the time, chance, ids), made once and given back by replay."""
+"""Values that flow code must not make itself (times, random numbers, ids): made once, and returned again on replay."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def get_value(run: LiveRun, scope: Scope, name: str) -> Any:
-    """now(), random(), uuid(): no wait for the commit here; the next step waits before it takes effect with it."""
+    """now(), random(), uuid(). They do not wait for the commit: the next step does, before it can act on the value."""
     key = scope.begin(f"${name}")
     make, annotation = VALUES[name]
     codec = ValueCodec(annotation, f"{name}()")
@@ -35,7 +35,7 @@ def _recorded(run: LiveRun, key: str) -> Outcome | None:
 
 
 def _record(run: LiveRun, event: ValueRecorded) -> None:
-    """Nobody waits for it: the next step does, before its body begins."""
+    """Record a value. The flow does not wait until it is durable: the next step does, before its body begins."""
     if run.replay is not None:
         run.replay.drawn.append(event.key)
     run.when_live(lambda: run.writer.add(event))
@@ -43,5 +43,5 @@ def _record(run: LiveRun, event: ValueRecorded) -> None:
 
 
 async def take_on_loop(run: LiveRun, scope: Scope, name: str) -> Any:
-    """The same, for sync code."""
+    """`get_value` for sync code, called on the run's loop."""
     return get_value(run, scope, name)

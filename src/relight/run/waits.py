@@ -1,10 +1,12 @@
 """Waits: everything that waits for a time or a message, in memory or parked.
 
-A wait's beginning is journaled with its deadline, so that a crash or a parking forgets neither; its end is journaled too, so
-that replay does not look at the clock again. Between the two a timer of the clock or a message ends it.
+The beginning of a wait is journaled with its deadline, so that neither is lost when the process crashes or the run is
+parked. Its end is journaled too, so that replay does not look at the clock again. A timer of the clock or a message
+ends it.
 
-asyncio's own timers (asyncio.sleep, asyncio.timeout, …) are waits of the run as well, with one difference: their beginning is
-a note that rides with the next commit. Most of them are timeouts that never expire, and these cost no commit.
+asyncio's own timers (asyncio.sleep, asyncio.timeout, …) are waits of the run as well, with one difference: their
+beginning is a note that is written with the next commit. Most of them are timeouts that never expire, and these cost no
+commit.
 """
 
 from __future__ import annotations
@@ -37,13 +39,13 @@ class Wait(Operation):
 
     kind = "wait"
     what = "sleep"
-    timed_out = False  # what its time being over means
+    timed_out = False  # whether it is a timeout when its time is over
 
     def __init__(self, run: LiveRun, scope: Scope, key: str, seconds: float | None) -> None:
         super().__init__(run, scope, key)
         self._seconds = seconds
-        self._loop_until = run.loop.now + (seconds or 0.0)  # what time() of the run's loop says when its time is over,
-        self._passed = False  # which is how it ended
+        self._loop_until = run.loop.now + (seconds or 0.0)  # time() of the run's loop when its time is over
+        self._passed = False  # whether it ended because its time was over
         self._alarm: Alarm | None = None
 
     def begin(self) -> None:
@@ -103,17 +105,17 @@ def sleep(run: LiveRun, scope: Scope, seconds: float) -> Iterator[Any]:
 
 
 class LoopTimer(Wait):
-    """`call_later` of the run's loop. Nobody awaits it: its end puts a callback into the loop's queue."""
+    """`call_later` of the run's loop. The flow does not await it: its end puts a callback into the loop's queue."""
 
     kind = "timer"
     what = "timer"
-    interruptible = False  # when the run is cancelled, whoever waits for it is told so by asyncio's means
+    interruptible = False  # when the run is cancelled, the task that waits for it is cancelled as asyncio does it
 
     def __init__(self, run: LiveRun, scope: Scope, key: str, when: float, seconds: float, ready: Ready) -> None:
         super().__init__(run, scope, key, seconds)
         self._ready = ready
         self._when = when
-        # The timers of one call of a flow, which end with it.
+        # The timers of one call of a flow, which end with that call.
         self._siblings = run.timers.of_calls.setdefault(id(scope.branches), {})
         self._siblings[self] = None
 
@@ -137,20 +139,20 @@ class LoopTimer(Wait):
 
 
 def start_timer(run: LiveRun, scope: Scope, when: float, seconds: float, ready: Ready) -> LoopTimer:
-    """See loop.Timers."""
+    """See run_loop.Host.start_timer."""
     timer = LoopTimer(run, scope, scope.begin("$timer"), when, seconds, ready)
     run.add(timer)
     return timer
 
 
 def cancel_timers(run: LiveRun, scope: Scope) -> None:
-    """A call of a flow is over: timers that it has made by `call_later` and left behind end with it, as its tasks do."""
+    """A call of a flow is over: cancel the timers that it has made by `call_later` and left behind."""
     for timer in list(run.timers.of_calls.pop(id(scope.branches), ())):
         timer.cancel()
 
 
 class Deadline(LoopTimer):
-    """Of a flow with a timeout: a time that was fixed when the run was created."""
+    """The deadline of a flow with a timeout: a time that was fixed when the run was created."""
 
     def __init__(self, run: LiveRun, scope: Scope, key: str, until: float, ready: Ready) -> None:
         super().__init__(run, scope, key, 0.0, 0.0, ready)
@@ -194,7 +196,7 @@ class Receive(Wait):
 
 
 class Signal(Receive):
-    """wait_for()."""
+    """The wait of wait_for()."""
 
     def __init__(
         self, run: LiveRun, scope: Scope, key: str, name: str, codec: ValueCodec, seconds: float | None, default: Any
@@ -217,10 +219,8 @@ class Signal(Receive):
     async def _fetch(self, message: Message) -> None:
         try:
             data = await self.run.load(NULL, message.payload_blob)
-        except (
-            Unwind
-        ):  # the run leaves memory, or is held for a blob that cannot be read: the message stays in its inbox
-            return
+        except Unwind:
+            return  # the run leaves memory, or is held because the blob cannot be read: the message stays in the inbox
         self._received(message, data)
 
     def _received(self, message: Message, data: bytes) -> None:
@@ -238,10 +238,10 @@ class Signal(Receive):
         super().stop()
         if not self.recorded:
             self._take_from_journal()
-            self.take_back()  # its payload is being read, perhaps: not to be waited for, since the flow may end in this moment
+            self.take_back()  # even if its payload is being read: the flow may end now, so this cannot wait for that
 
     def _take_from_journal(self) -> None:
-        """On replay: what is recorded for it. The flow had given up on it before, and that was not written any more."""
+        """On replay: take back the recorded signal. The flow had given up on this wait, but that was not written."""
         replay, key = self.run.replay, self.key
         outcome = None if replay is None or key in replay.unheard else replay.recorded.get(key)
         if outcome is not None and outcome.message_id:
@@ -251,16 +251,16 @@ class Signal(Receive):
             run.when_live(lambda: run.record(OperationCancelled(key, by_flow=True, at=run.now())))
 
     def take_back(self) -> None:
-        """It came, but the flow has given up on this wait: for whoever waits for it next."""
+        """The signal came, but the flow has given up on this wait: give the signal to the next wait for it."""
         message, self._message = self._message, None
         if message is not None:
-            if self.recorded:  # it is in the inbox no more
+            if self.recorded:  # it is no longer in the store's inbox
                 self.run.inbox.taken_back.add(message.id)
-            bisect.insort(self.run.inbox.mailbox, message, key=lambda one: one.id)  # before what came after it
+            bisect.insort(self.run.inbox.mailbox, message, key=lambda one: one.id)  # before later ones
             hand_over(self.run)
 
     def _open(self, data: Any) -> None:
-        """Recorded before it is read: a payload of another type raises here live and on replay alike."""
+        """Decode the payload. One of another type is recorded all the same, and raises live and on replay alike."""
         try:
             self.value = self._codec.open(data)
         except PayloadError as error:
@@ -292,7 +292,8 @@ def wait_for_signal(
 
 
 def take_signal(run: LiveRun, wait: Receive) -> Message | None:
-    """The oldest message this wait wants that nobody has taken. A run's end is news for all who wait for it."""
+    """The oldest message for this wait. A signal is removed from the mailbox. A run's end stays there, since several
+    waits may need it."""
     for position, message in enumerate(run.inbox.mailbox):
         if message.kind is wait.takes and message.name == wait.name:
             return message if message.kind is MessageKind.ENDED else run.inbox.mailbox.pop(position)
@@ -300,14 +301,14 @@ def take_signal(run: LiveRun, wait: Receive) -> Message | None:
 
 
 def forget(run: LiveRun, message: Message) -> None:
-    """It no longer holds: whoever waits for such a message waits for the next."""
-    if message in run.inbox.mailbox:  # else another branch that had it, too, has come before
+    """Drop a message that is no longer true: a wait for such a message waits for the next one."""
+    if message in run.inbox.mailbox:  # otherwise another branch that received it, too, has removed it
         run.inbox.mailbox.remove(message)
     run.writer.consume([message.id])
 
 
 def hand_over(run: LiveRun) -> None:
-    """Give messages to the waits that want them, first come first served."""
+    """Give messages to the waits for them, in the order in which the flow asked for these."""
     if not run.inbox.mailbox or run.timers.overdue is not None:
         return
     for operation in list(run.pending.values()):
@@ -318,8 +319,8 @@ def hand_over(run: LiveRun) -> None:
 
 
 def catch_up(run: LiveRun) -> None:
-    """The run is back. What happened while it was away reaches it in the order of time, as if it had been there: times that have
-    passed, and messages that came before or after them."""
+    """The run is back in memory. What happened meanwhile reaches it in the order of time, as if it had stayed in
+    memory: times that have passed, and messages that came before or after them."""
     overdue, run.timers.overdue = run.timers.overdue or [], None
     late = run.inbox.mailbox
     for alarm in sorted(overdue, key=lambda one: one.until):
@@ -334,7 +335,7 @@ def catch_up(run: LiveRun) -> None:
 
 
 def returned(run_id: str, signal: Unclaimed) -> Message:
-    """A signal that a wait had taken which was given up on before it heard of it."""
+    """A signal that a wait had received, and that the flow was not told because it gave up on the wait."""
     return Message(
         id=signal.message_id,
         run_id=run_id,
@@ -349,8 +350,8 @@ def returned(run_id: str, signal: Unclaimed) -> Message:
 
 
 def blocked(run: LiveRun) -> None:
-    """The flow is at rest, and nothing is being done for it: the store should say so, if possible in the commit that is being
-    gathered. What is only noted so far is made durable now, since nothing else will take it along. Then consider parking."""
+    """The flow is at rest, and nothing is being done for it. Set its status, if possible in the commit that is being
+    gathered. Make notes durable now, since no other commit would write them. Then consider parking."""
     writer = run.writer
     timers = any(type(event) is WaitStarted for event in writer.notes.values())
     if run.status is not Status.WAITING or writer.gathering or timers:

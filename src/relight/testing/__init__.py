@@ -1,5 +1,5 @@
-"""Public: what users and those who write backends test with.
+"""Public: tools for the tests of users and of authors of backends.
 
 A clock to advance (clock), crash points (crashpoints, with crashing_store, crashing_leases, trials, life and forkserver), a
-ledger of what really happened (ledger), and conformance suites for stores and lease managers (conformance).
+ledger of effects (ledger), and conformance suites for stores and lease managers (conformance).
 """

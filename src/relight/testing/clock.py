@@ -1,4 +1,4 @@
-"""FakeClock: time that passes only when a test says so, so that a durable sleep of a week takes no time at all.
+"""FakeClock: time that passes only when a test advances it, so that a durable sleep of a week takes no time at all.
 
     clock = FakeClock()
     async with Relight("memory:", clock=clock) as rl:
@@ -7,13 +7,13 @@
         clock.advance("7d")
         await run.result()
 
-or, where nothing has to be looked at in between, with time that passes by itself:
+or, if the test checks nothing in between, with time that passes by itself:
 
     async with Relight("memory:", clock=clock) as rl, clock.advancing(rl):
         await rl.run(remind_in_a_week)
 
-What waits for a schedule (sleeps, signals' timeouts, back-off, parking) follows this clock. What waits for a machine
-does not: a step's own `await asyncio.sleep(1)`, a disk that is tried again, the `timeout` of `result()`.
+Waits for a schedule (sleeps, timeouts of signals, back-off, parking) follow this clock. Waits for a machine do not: a
+step's own `await asyncio.sleep(1)`, the pause before a disk is tried again, the `timeout` of `result()`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from typing import Protocol
 
 from relight.durations import Duration, parse_duration
 
-START = 1_700_000_000.0  # in November 2023: a time like any other, the same in every test
-ROUNDING_SECONDS = 1e-6  # of sums of floats this size: ten advances by 0.1 end a sleep of 1
+START = 1_700_000_000.0  # in November 2023: an arbitrary time, the same in every test
+ROUNDING_SECONDS = 1e-6  # the rounding error of sums of such floats: ten advances by 0.1 must end a sleep of 1
 
 
 class Engine(Protocol):
-    """As much of a Relight as a clock needs to know."""
+    """The part of a Relight that a clock needs."""
 
     async def idle(self) -> None: ...
 
@@ -57,15 +57,15 @@ class FakeTimer:
 
 
 class FakeClock:
-    """A `relight.clock.Clock` that stands still until it is advanced. What is due at once needs no advance."""
+    """A `relight.clock.Clock` that stands still until it is advanced. A timer of zero seconds fires without that."""
 
     def __init__(self, now: float = START) -> None:
         self._now = now
         self._monotonic = 0.0
         self._timers: list[tuple[float, int, FakeTimer]] = []  # a heap by monotonic time, then by order of creation
         self._order = itertools.count()
-        self._armed: asyncio.Event | None = None  # whoever lets time pass by itself waits for a timer
-        self._advancing: asyncio.AbstractEventLoop | None = None  # on this loop
+        self._armed: asyncio.Event | None = None  # set when there is a new timer: `advancing` waits for it
+        self._advancing: asyncio.AbstractEventLoop | None = None  # the loop of `advancing`
 
     def now(self) -> float:
         return self._now
@@ -86,15 +86,15 @@ class FakeClock:
 
     @property
     def pending(self) -> list[FakeTimer]:
-        """The timers that would fire, in the order in which they would."""
+        """The timers that have not fired, in the order in which they will."""
         return [timer for _, _, timer in sorted(self._timers) if not timer.cancelled]
 
     def advance(self, duration: Duration) -> None:
-        """Let so much time pass. What falls due in it is called in order, each at its own time, also what these calls
-        themselves ask for. Zero calls what is due now.
+        """Let this time pass. Timers that fall due in it are called in order, each at its own time. That includes
+        timers that these calls create. Zero calls what is due now.
 
-        Callbacks of another event loop than the caller's are handed to that loop, so a sync test may advance the clock
-        of a blocking Relight; they run soon after this returns.
+        Callbacks of another event loop than the caller's are passed to that loop, and run soon after this returns. So a
+        sync test may advance the clock of a blocking Relight.
         """
         target = self._monotonic + parse_duration(duration, "FakeClock.advance()")
         here = _running_loop()
@@ -104,7 +104,7 @@ class FakeClock:
                 continue
             self._pass(due - self._monotonic)
             if abs(timer.at - self._now) < ROUNDING_SECONDS:
-                self._now = timer.at  # or what it waited for would be a rounding error away
+                self._now = timer.at  # otherwise a rounding error would be left between now and the timer's time
             if timer.loop is None or timer.loop is here:
                 timer.fire()
             else:
@@ -124,8 +124,8 @@ class FakeClock:
     async def advancing(self, *engines: Engine) -> AsyncIterator[None]:
         """In this context time passes by itself: whenever all these engines are idle, it jumps to the next timer.
 
-        It waits for steps, which take the time that they really take. What only time can end, and no timer of this clock, does
-        not end: a step that waits for an event of the test is not timed out.
+        It waits for steps, which take real time. While a step waits for an event of the test, time does not pass, so
+        the step is not timed out.
         """
         self._armed, self._advancing = asyncio.Event(), asyncio.get_running_loop()
         task = asyncio.ensure_future(self._advance_by_itself(engines, self._armed))
@@ -142,13 +142,13 @@ class FakeClock:
             armed.clear()
             for engine in engines:
                 await engine.idle()
-            for engine in engines[:-1]:  # what the last one did may have told the others something
+            for engine in engines[:-1]:  # the last engine may have given the others something to do
                 await engine.idle()
             if not self.advance_to_next():
                 await armed.wait()
 
     def set(self, now: float) -> None:
-        """Set the wall clock, as an administrator would: timers, which follow monotonic time, do not notice."""
+        """Set the wall clock, as an administrator would. Timers follow monotonic time and are not affected."""
         self._now = now
 
     def _pass(self, seconds: float) -> None:

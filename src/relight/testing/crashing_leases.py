@@ -1,7 +1,7 @@
 """A lease manager that crashes at a planned operation: see `crashpoints` for the whole.
 
-Its operations share their numbers with those of the store, so that a plan names a point of everything a process asks for. It
-lives on the heartbeat thread. Heartbeats are numbered, too: with a ttl that outlasts the trial there is only the first.
+Its operations share their numbers with those of the store, so that a plan can name any operation of a process. It runs
+on the heartbeat thread. Heartbeats are numbered, too: with a ttl that is longer than the trial there is only the first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class CrashingLeases:
-    """Numbers the operations on another manager and crashes at the planned one; `stall` stops nobody here."""
+    """Numbers the operations on another lease manager and crashes at the planned one; `stall` has no effect here."""
 
     def __init__(self, inner: LeaseManager, points: CrashPoints) -> None:
         self._inner = inner
@@ -39,7 +39,7 @@ class CrashingLeases:
     def watch_orphans(self) -> AsyncIterator[Orphaned]:
         return self._inner.watch_orphans()
 
-    # ---- the port, one by one, as in CrashingStore
+    # ---- the port, method by method, as in CrashingStore
 
     async def open(self, owner: str, process: Process, ttl_seconds: float) -> None:
         await self._do("leases.open", self._inner.open(owner, process, ttl_seconds))

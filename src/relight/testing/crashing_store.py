@@ -1,4 +1,4 @@
-"""A store that crashes at a planned operation: see `crashpoints` for the whole, `crashing_leases` for the lease manager."""
+"""A store that crashes at a planned operation. Begin with `crashpoints`; `crashing_leases` has the lease manager."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from relight.testing.ledger import Ledger, Line
 
 T = TypeVar("T")
 
-AGAIN_SECONDS = 0.005  # until a store that was away is asked again
+AGAIN_SECONDS = 0.005  # before a store that was unavailable is tried again
 Mode = Literal["before", "after", "raise", "refuse", "during", "stall", "count"]
 
 
-# Operations that change nothing: a death after one of them leaves what a death before it leaves.
+# Operations that change nothing: a death after one of them leaves the same as a death before it.
 READS = frozenset({
     "get_run", "get_runs", "list_runs", "item_results", "foreach_progress", "owners", "now", "due", "next_due", "list_held",
     "inbox", "messages_after", "newest_message", "read_log", "get_blob", "read", "read_from", "latest_sequence", "get_checkpoint",
@@ -63,9 +63,9 @@ class CrashPlan(msgspec.Struct, frozen=True):
 
 
 class CrashPoints:
-    """Numbers operations, of a store and of a lease manager alike, each on its own thread, and crashes at the planned one.
+    """Numbers the operations of a store and of a lease manager, each on its own thread, and crashes at the planned one.
 
-    With `later`, only those after `begin` have numbers."""
+    With `later`, only operations after `begin` have numbers."""
 
     def __init__(self, plan: CrashPlan, ledger: Ledger | None = None, *, later: bool = False) -> None:
         self.plan = plan
@@ -76,13 +76,13 @@ class CrashPoints:
         self._lock = threading.Lock()
 
     def begin(self) -> None:
-        """The next operation is the first."""
+        """The next operation gets the number 1."""
         with self._lock:
             self.operations.clear()
             self._begun = True
 
     def arrive(self, name: str, unavailable: type[StoreUnavailableError] = StoreUnavailableError) -> Mode | None:
-        """The next operation is about to begin. What is planned with it, unless that happens here."""
+        """The next operation is about to begin. Returns the planned mode, unless that mode acts before it: here."""
         with self._lock:
             self.operations.append(name)
             planned = self._begun and self.plan.operation == len(self.operations)
@@ -97,7 +97,7 @@ class CrashPoints:
     def leave(
         self, mode: Mode | None, name: str, unavailable: type[StoreUnavailableError] = StoreUnavailableError
     ) -> None:
-        """It has been applied, and its caller has not heard of it yet."""
+        """The operation has been applied, and its caller has no answer yet."""
         if mode == "after":
             self.die(name)
         if mode == "raise":
@@ -105,7 +105,7 @@ class CrashPoints:
             raise unavailable(f"crash point {self.plan}: the answer of {name}() was lost")
 
     def effect_begun(self, number: int) -> None:
-        """The ledger says that the effect of this number has begun."""
+        """The ledger calls this when the effect of this number has begun."""
         if self.plan == CrashPlan("during", number):
             self.die("effect")
 
@@ -116,8 +116,8 @@ class CrashPoints:
 
 
 class CrashingStore:
-    """A Store that numbers the operations on another one and crashes at the planned one. Give it to `Relight(store=...)`,
-    with a `CrashingLeases` on the same `points` if the lease manager's operations shall be numbered with them."""
+    """A Store that numbers the operations on another store and crashes at the planned one. Give it to
+    `Relight(store=...)`, with a `CrashingLeases` on the same `points` to number the lease manager's, too."""
 
     def __init__(self, inner: Store, plan: CrashPlan, ledger: Ledger | None = None, *, later: bool = False) -> None:
         self._inner = inner
@@ -156,10 +156,10 @@ class CrashingStore:
         return result
 
     async def _stall(self) -> None:
-        """Stop as a whole, as a suspended machine does, until whoever reads the ledger's line sends SIGCONT.
+        """Stop the whole process, as a suspended machine does, until the reader of the ledger's line sends SIGCONT.
 
-        Not in the middle of another operation, though: a process that is stopped while it holds the lock of a database
-        file keeps everybody out, as long as it is there, and nobody could take over.
+        It waits for other operations first: a process that is stopped while it holds the lock of a database file locks
+        every other process out, and none could take up its runs.
         """
         while self._running:
             await self._quiet.wait()
@@ -179,7 +179,7 @@ class CrashingStore:
         return await self._do("commit", self._commit(commits))
 
     async def _commit(self, commits: Sequence[Commit]) -> list[CommitResult]:
-        """Commit, and write down which steps are durable now: from here on they may not run again."""
+        """Commit, and record which steps are durable now: from here on they must not run again."""
         results = await self._inner.commit(commits)
         for commit, result in zip(commits, results, strict=True):
             if self._ledger is not None and type(result) is Committed:
@@ -189,7 +189,7 @@ class CrashingStore:
                         self._ledger.write(line)
         return results
 
-    # ---- the port, one by one: a new method of it must show up here as a type error, not slip through unnumbered
+    # ---- the port, method by method: a new method must show up here as a type error, not stay unnumbered
 
     async def open(self) -> None:
         await self._do("open", self._inner.open())
@@ -213,7 +213,7 @@ class CrashingStore:
         return await self._do("claim", self._claim(epochs, owner))
 
     async def _claim(self, epochs: dict[str, int], owner: str) -> dict[str, int]:
-        """Claim, and write down under which epochs: of one run they only grow."""
+        """Claim, and record the epochs: those of one run must only grow."""
         claimed = await self._inner.claim(epochs, owner)
         self._note(Line(what="claimed", run=run_id, index=epoch) for run_id, epoch in claimed.items())
         return claimed
@@ -264,10 +264,10 @@ class CrashingStore:
         return await self._do("post", self._post(messages))
 
     async def _post(self, messages: Sequence[Message]) -> list[int | None]:
-        """Post, and write down what has been told, whether or not its teller hears of it."""
+        """Post, and record which messages were posted, also if the caller gets no answer."""
         ids = await self._inner.post(messages)
-        told = [message for message, message_id in zip(messages, ids, strict=True) if message_id is not None]
-        self._note(Line(what="posted", run=message.run_id, label=message.kind.value) for message in told)
+        posted = [message for message, message_id in zip(messages, ids, strict=True) if message_id is not None]
+        self._note(Line(what="posted", run=message.run_id, label=message.kind.value) for message in posted)
         return ids
 
     async def inbox(self, root_ids: Sequence[str]) -> list[Message]:
@@ -322,7 +322,7 @@ class CrashingStore:
 
 
 def _durable(root_id: str, event: j.AnyEvent) -> Line | None:
-    """What a committed entry means to the audit."""
+    """The ledger line for a committed entry, if the audit needs one."""
     if isinstance(event, j.StepCompleted | j.StepFailed | j.StepRetrying):
         ok = isinstance(event, j.StepCompleted)
         return Line(what="committed", run=root_id, key=event.key, attempt=event.attempt, ok=ok)
@@ -336,10 +336,10 @@ def _durable(root_id: str, event: j.AnyEvent) -> Line | None:
 
 
 async def patiently(operation: Callable[[], Awaitable[T]]) -> T:
-    """What a careful caller does: whoever hears StoreUnavailableError knows nothing, and asks again a moment later, for as long
-    as the process lives.
+    """What a careful caller does: after StoreUnavailableError the outcome is unknown, so it tries again a moment later,
+    for as long as the process lives.
 
-    Only for what may be asked twice: starting with an id, signalling with an id, waiting for a result.
+    Only for what may be repeated: to start with an id, to signal with an id, to wait for a result.
     """
     while True:
         try:

@@ -1,32 +1,33 @@
 """Crash points: every storage operation is numbered, and a process can be killed at each of them.
 
     before:k   SIGKILL this process before operation k
-    after:k    SIGKILL it after operation k has been applied, before the caller hears of it
+    after:k    SIGKILL it after operation k has been applied, before the caller gets the answer
     raise:k    apply operation k, then raise StoreUnavailableError: the answer is lost, the process lives
     refuse:k   raise StoreUnavailableError instead of applying operation k: a fault that passes
     during:k   SIGKILL it in the middle of the k-th effect: in a step's body
-    stall:k    SIGSTOP it before operation k; another process takes over; then it goes on (see `Explorer.overtake`)
+    stall:k    SIGSTOP it before operation k; another takes up its runs; then it goes on (see `Explorer.overtake`)
     count      only count
 
-`explore` finds out how many operations a scenario takes and tries every k of every mode: each in a real child process, which
-is then resumed in fresh ones until the scenario ends. It judges by the effects ledger (see `ledger`), not by the journal:
+`explore` finds out how many operations a scenario needs and tries every k of every mode: each in a real child process.
+Fresh processes then resume its work until the scenario ends. The effects ledger decides (see `ledger`), not the
+journal:
 
-    report = explore("shop.flows:checkout", Order("1", 5)) # a flow and its arguments, whatever it takes
+    report = explore("shop.flows:checkout", Order("1", 5)) # a flow and its arguments
     report.check()                                         # AssertionError naming crash points and logs
     print(report)                                          # 214 points, 140 kills: lost 0, duplicated 0, repeated 36
 
 For more than one flow with its arguments, name a scenario instead: an `async def scenario(rl: Relight, life: Life)` that is
 called in every life, starts what it needs under fixed ids, and returns the outcome once there is one.
 
-The side that recovers is tried in the same way, with the lease manager's operations among those that are numbered:
+The process that recovers is tried in the same way; then the lease manager's operations are numbered, too:
 
     Explorer("shop.crashes:orphans", prepares=True, places=own_leases, lives=[{"orchestrator_id": "a"}, ...])
 
-Life 1 then only prepares (and dies of its own: `life.die()`), plans are those of life 2, and later ones bring everything to
-its end. Or a `witness` does, life 0, which is there from the first to the last: what only a restart would find, it does not.
+Life 1 then only prepares (and ends itself: `life.die()`), the plans are for life 2, and later lives bring everything to
+its end. Or a `witness` does, life 0, which lives all the time: it finds no run that only a restart would find.
 
-The oracle is an undisturbed run: it must give the same outcome and have had the same effects. What a scenario does
-differently from life to life (a changed item, a step that may not be repeated) it judges itself, with `check=`.
+A trial is compared with an undisturbed run: it must have the same outcome and the same effects. If a scenario differs
+from life to life (a changed item, a step that must not be repeated), it judges its trials itself, with `check=`.
 """
 
 from __future__ import annotations
@@ -68,9 +69,9 @@ __all__ = [
 
 MODES: tuple[Mode, ...] = ("before", "after", "raise", "refuse", "during")  # what `explore` tries
 KILLS = ("before", "after", "during")
-ON_ARRIVAL = ("before", "refuse")  # certain to happen, unlike what happens after an operation: that may fail by itself
+ON_ARRIVAL = ("before", "refuse")  # certain to happen, unlike a mode after an operation, which may fail by itself
 POLL_SECONDS = 0.002
-MAX_LIVES = 50  # of one trial: a scenario that does not end in so many processes never will
+MAX_LIVES = 50  # of one trial: a scenario that does not end in so many processes will never end
 
 
 Places = Callable[[Path], Mapping[str, Any]]
@@ -81,13 +82,13 @@ def _file(directory: Path) -> Mapping[str, Any]:
 
 
 def own_leases(directory: Path) -> Mapping[str, Any]:
-    """Places: a file that keeps the leases as well."""
+    """Places: a file that has the leases as well."""
     return {"store": f"{directory}/app.db", "leases": "store"}
 
 
 def _sealed(scenario: str | Flow[..., Any], arguments: list[Any], keywords: Mapping[str, Any]) -> str | None:
-    """Arguments of a flow as its runs have them in their journals. None if they are plain JSON, which every process can read
-    without knowing the flow. A scenario function takes nothing else."""
+    """Arguments of a flow in the form of the journal. None if they are plain JSON, which every process can read without
+    knowing the flow. A scenario function accepts only plain JSON."""
     if not keywords and _is_plain_json(arguments):
         return None
     found = find(scenario) if isinstance(scenario, str) else scenario
@@ -115,16 +116,17 @@ class Explorer:
     """Tries a scenario under crash plans. A context manager: it owns the server that forks the processes.
 
     `scenario` is an import path, "module:name", of a flow or of a scenario function. `arguments` (and `keywords`) go to the
-    flow: whatever a run of it may be started with. A scenario finds them, as JSON, in `life.arguments`. `check` raises
-    AssertionError when a trial's end is not right; without it, outcome and effects must be those of an undisturbed run.
+    flow: all arguments that a run of it accepts. A scenario finds them, as JSON, in `life.arguments`. `check` raises
+    AssertionError if a trial's end is not right; without it, outcome and effects must be those of an undisturbed run.
 
-    `lives` are settings beside `config` for one life after the other; the last are those of all that follow. `witness` are
-    those of a process that is there all the time, life 0; it is then what ends the scenario. `places` gives the settings that
-    say where a trial's store and leases are: by default a file in its directory, without leases. With `prepares`, the first
-    life comes before all plans; if the store is a file, it is lived only once and what it left is copied.
+    `lives` are settings beside `config` for one life after the other; the last are for all later lives too. `witness`
+    are the settings of life 0, a process that lives all the time and then ends the scenario. `places` gives the
+    settings that say where a trial's store and leases are: by default a file in its directory, without leases. With
+    `prepares`, the first life comes before all plans; if the store is a file, that life is executed only once and its
+    files are copied.
 
     `servers` are fork servers that other explorers of scenarios in the same module use as well: missing ones are added, and
-    whoever gives the list closes them. Without it, the explorer has its own.
+    the caller closes them. Without it, the explorer has its own.
     """
 
     def __init__(
@@ -148,7 +150,7 @@ class Explorer:
         self._sealed = _sealed(scenario, self._arguments, keywords or {})
         self._config = dict(config or {})
         self._check = check
-        # A SIGKILL leaves what was written whole, synced or not: on a disk in memory every sync is as true, and faster.
+        # A SIGKILL loses nothing that was written, synced or not. So a disk in memory tests the same, and faster.
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self._own = directory is None
         self._directory = (
@@ -159,7 +161,7 @@ class Explorer:
         self._places = places or _file
         self._prepares = prepares
         self._witness = None if witness is None else dict(witness)
-        self._prepared: Path | None = None  # what the first life has left, to be copied
+        self._prepared: Path | None = None  # the files that the first life has left, to be copied
         self._servers: list[ForkServer] = [] if servers is None else servers
         self._shared = servers is not None
         self._baseline: Trial | None = None
@@ -172,7 +174,7 @@ class Explorer:
         self.close()
 
     def close(self) -> None:
-        """End the server. What failed stays in the directory, to be looked at."""
+        """End the servers. The files of failed trials stay in the directory."""
         for server in () if self._shared else self._servers:
             server.close()
         if self._prepared is not None:
@@ -198,21 +200,21 @@ class Explorer:
         return self._judged(self._try(list(plans)), expected)
 
     def explore(self, modes: Sequence[Mode] = MODES, *, before: Sequence[CrashPlan] = (), step: int = 1) -> Report:
-        """Every operation (or every `step`-th) in each of the modes. `before` are the plans of the lives before: with
-        them, every operation of the recovery is tried."""
+        """Try every operation (or every `step`-th) in each of the modes. `before` are the plans of the earlier lives:
+        with them, every operation of the recovery is tried."""
         report = Report(scenario=self.scenario)
         begun = SYSTEM_CLOCK.monotonic()
         for mode in modes:
             total = 0 if before else self._total(mode)
-            # How many operations there are depends a little on timing: what ends the search is a plan that is not reached.
+            # The number of operations depends a little on timing: the search ends with a plan that is not reached.
             for operation in itertools.count(1, step):
                 if step > 1 and not before and operation > total:
-                    break  # a sample need not look for more
+                    break  # a sample need not find the exact end
                 if mode in ("after", "raise") and not before and self._only_reads(operation):
                     report.passed_over += 1
                     continue
                 trial = self.endure([*before, CrashPlan(mode, operation)])
-                if trial.fired or trial.problems:  # a life that hangs comes to no point, and is no end of the search
+                if trial.fired or trial.problems:  # a life that hangs reaches no point, but must not end the search
                     report.add(trial)
                 if not trial.fired and operation > total:
                     break
@@ -220,8 +222,8 @@ class Explorer:
         return report
 
     def _only_reads(self, operation: int) -> bool:
-        """A death after reading leaves what a death before it leaves, and an answer that is lost is a refusal: these modes
-        have nothing to try. One to either side is looked at as well, because numbers depend a little on timing."""
+        """A death after a read leaves the same as a death before it, and its lost answer is the same as a refusal:
+        these modes would try nothing new. The neighbours are checked too: numbers depend a little on timing."""
         around = self.baseline.operations[max(operation - 2, 0) : operation + 1]
         return len(around) == 3 and READS.issuperset(around)
 
@@ -231,15 +233,15 @@ class Explorer:
         return len(self.baseline.operations)
 
     def overtake(self, operation: int) -> Trial:
-        """Stop a process before this operation, let another take over and end the scenario, then let the first go on.
+        """Stop a process before this operation, let another process end the scenario, then let the first go on.
 
-        The store must refuse whatever the first still writes, and it must come to the same end. A step it was in the middle
-        of, or about to begin, may take effect once more: `late` has those.
+        The store must refuse all further writes of the first, which must come to the same outcome. A step that it was
+        executing, or about to begin, may take effect once more: `late` has those.
         """
         expected = self.baseline
         trial = self._trial([CrashPlan("stall", operation)])
         first: list[Outcome | None] = []
-        self._server(1)  # made here: it lives no longer than the thread that makes it
+        self._server(1)  # made in this thread: a server ends with the thread that makes it
         stalled = threading.Thread(target=lambda: first.append(self._live(trial, 1, trial.plans[0], self._server(1))))
         stalled.start()
         while stalled.is_alive() and not trial.facts("stalled"):
@@ -266,7 +268,7 @@ class Explorer:
         return Trial(plans=plans, directory=directory)
 
     def _prepare(self, trial: Trial) -> bool:
-        """The life before all plans. What it leaves in files is copied for the next trial; a witness has to see it live."""
+        """The life before all plans. Its files are copied for the next trial, unless there is a witness."""
         if self._prepared is not None:
             shutil.copytree(self._prepared, trial.directory, dirs_exist_ok=True)
             return True
@@ -279,7 +281,7 @@ class Explorer:
         return True
 
     def _judged(self, trial: Trial, expected: Trial) -> Trial:
-        """Look at what is left behind; what is right need not be kept."""
+        """Judge a trial by what it left behind; delete its files if there was no problem."""
         trial.lines = trial.read()
         trial.problems += judge(trial, expected, self._check)
         if not trial.problems:
@@ -290,7 +292,7 @@ class Explorer:
         trial = self._trial(plans)
         witness = None
         if self._witness is not None:
-            server = self._server(1)  # made here: it lives no longer than the thread that makes it
+            server = self._server(1)  # made in this thread: a server ends with the thread that makes it
             witness = _Witness(trial, lambda: self._live(trial, 0, CrashPlan(), server))
         if not self._prepares or self._prepare(trial):
             self._endure(trial, witness is not None)
@@ -300,7 +302,7 @@ class Explorer:
         return trial
 
     def _endure(self, trial: Trial, witnessed: bool) -> None:
-        """One life under each plan, then others until one ends the scenario, unless there is a witness who does."""
+        """One life under each plan, then others until one ends the scenario, unless a witness ends it."""
         first = 2 if self._prepares else 1
         for life in range(first, first + MAX_LIVES):
             plan = trial.plans[life - first] if life - first < len(trial.plans) else CrashPlan()
@@ -312,13 +314,13 @@ class Explorer:
             if witnessed:
                 if life - first + 1 == len(trial.plans):
                     return
-            elif not ended.unfinished:  # perhaps before the last plan's turn: then that one's point cannot be reached
+            elif not ended.unfinished:  # perhaps before the last plan, whose point is then not reached
                 trial.outcome = ended
                 return
         trial.problems.append(f"it did not end in {MAX_LIVES} lives")
 
     def _live(self, trial: Trial, number: int, plan: CrashPlan, server: ForkServer | None = None) -> Outcome | None:
-        """One process. None: it ended in a way that no plan explains."""
+        """One process. None if it ended in a way that no plan explains."""
         found = trial.directory / f"outcome-{number}"
         later = number == 1 + self._prepares and self._baseline is not None and self._baseline.later
         argument = {
@@ -358,7 +360,7 @@ class Explorer:
 
 
 class _Witness:
-    """Life 0, in its own server: there before the others ("ready" in the ledger), and told when they are over."""
+    """Life 0, in its own server. It begins before the others ("ready" in the ledger), and reads when they are over."""
 
     def __init__(self, trial: Trial, live: Callable[[], Outcome | None]) -> None:
         self._trial = trial
@@ -369,7 +371,7 @@ class _Witness:
             self._thread.join(POLL_SECONDS)
 
     def ended(self) -> Outcome | None:
-        """Tell it that nobody else will do anything, and wait for what it makes of that."""
+        """Write that all other lives are over, and wait for the witness's outcome."""
         book = Ledger(self._trial.directory / "ledger")
         book.write(Line(what="over"))
         book.close()
@@ -386,6 +388,6 @@ def explore(
     check: Check | None = None,
     directory: Path | None = None,
 ) -> Report:
-    """Every crash point of a scenario, or of a flow with these arguments. See the module's docstring."""
+    """Try every crash point of a scenario, or of a flow with these arguments. See the module's docstring."""
     with Explorer(scenario, arguments, keywords=keywords, config=config, check=check, directory=directory) as explorer:
         return explorer.explore(modes)

@@ -1,9 +1,9 @@
 """Cheap real processes for crash tests: one process imports everything once, and forks for every life.
 
 A fresh interpreter takes 200 ms to import Relight and a scenario, a fork 5 ms; a crash exploration needs thousands. The
-server must have no threads and no event loop when it forks, which a test runner cannot promise of itself: so it is a child
-process, spoken to with JSON lines over its stdin and stdout. Each forked child has its own log file and a deadline, after
-which it prints where every thread stands and ends.
+server must have no threads and no event loop when it forks, which a test runner cannot guarantee for itself. So the
+server is a child process, with JSON lines over its stdin and stdout. Each forked child has its own log file and a
+deadline, after which it prints where every thread is, and ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class Order(msgspec.Struct):
-    """What one child shall do: call the function `target` ("module:name") with `argument`."""
+    """What one child does: it calls the function `target` ("module:name") with `argument`."""
 
     target: str
     argument: Any
@@ -80,14 +80,14 @@ class ForkServer:
 
 
 def _serve(modules: list[str]) -> None:
-    """In the server: one child after the other, until the parent hangs up."""
+    """In the server: fork one child after the other, until the parent closes stdin."""
     _die_with_parent()
     for module in modules:
         importlib.import_module(module.partition(":")[0])
         if ":" in module:
             find(module)()
     gc.collect()
-    gc.freeze()  # children share these pages for longer
+    gc.freeze()  # so that children share these pages for longer
     orders, endings = sys.stdin.buffer, sys.stdout.buffer
     for text in orders:
         order = msgspec.json.decode(text, type=Order)
@@ -102,7 +102,7 @@ def _serve(modules: list[str]) -> None:
 
 
 def _be_child(order: Order) -> None:
-    """In the child: call the target, and leave without the server's own clean-up. Never returns."""
+    """In the child: call the target, and exit without the server's own clean-up. Never returns."""
     code = 1
     try:
         _die_with_parent()
@@ -124,8 +124,8 @@ def _be_child(order: Order) -> None:
 
 
 def find(target: str) -> Callable[..., Any]:
-    """What "module:qualified.name" names. The program that is running is not imported a second time under its own name: its
-    classes would be others than those of its objects."""
+    """The object that "module:qualified.name" names. The running program is not imported a second time under its own
+    name: the second import would make other classes than those of its objects."""
     module, _, name = target.partition(":")
     program = module == main_module() and module not in sys.modules
     found: Any = sys.modules["__main__"] if program else importlib.import_module(module)
@@ -142,13 +142,13 @@ def main_module() -> str:
 
 
 def _die_with_parent() -> None:
-    """A killed test runner must not leave children behind that drive its databases."""
+    """End this process with its parent: a killed test runner must not leave children that drive its databases."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def tail(log: Path, lines: int = 30) -> str:
-    """The end of a child's log, for a failure's message."""
+    """The end of a child's log, for the message of a failure."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else "(no log)"
 
 

@@ -1,6 +1,6 @@
-"""The effects ledger: what really happened, written down outside the engine's database.
+"""The effects ledger: what really happened, recorded outside the engine's database.
 
-A step says what it does with `effect()`; the flow around it may say with `seen()` that the result has reached it:
+A step records its effect with `effect()`; the flow around it may record with `seen()` that the result has reached it:
 
     @step
     async def charge(order: Order) -> Receipt:
@@ -9,11 +9,11 @@ A step says what it does with `effect()`; the flow around it may say with `seen(
 
     receipt = await charge(order)
 
-Each line is appended with O_APPEND and fsynced, so that a SIGKILL loses none. Outside a crash test nothing is written and
-both do nothing. `audit` compares the lines with what may have happened; it trusts no word of the journal.
+Each line is appended with O_APPEND and fsynced, so that a SIGKILL loses none. Outside a crash test both do nothing.
+`audit` compares the lines with what is allowed to happen; it does not use the journal.
 
-Honest about one thing: "committed" lines are written by the CrashingStore when the real store has answered. A kill between
-the two cannot happen at its crash points, but if it did, the audit would be too kind by one step.
+One weakness: the CrashingStore writes "committed" lines when the real store has answered. No crash point kills the
+process between the two. If a kill did come there, the audit would miss one step.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class Ledger:
         self.path = path
         self.life = life
         self.begun = itertools.count(1)
-        self.on_effect: Callable[[int], None] | None = None  # told the number of each effect that has begun
+        self.on_effect: Callable[[int], None] | None = None  # called with the number of each effect that begins
         self._file = os.open(path, os.O_APPEND | os.O_CREAT | os.O_WRONLY, 0o644)
 
     def write(self, line: Line) -> None:
-        # One write() of one line with O_APPEND: threads need no lock, and a kill leaves no half a line.
+        # One write() of one line with O_APPEND: threads need no lock, and a kill does not leave half a line.
         os.write(self._file, msgspec.json.encode(msgspec.structs.replace(line, life=self.life)) + b"\n")
         os.fsync(self._file)
 
@@ -69,11 +69,11 @@ class Ledger:
 
 
 def read_ledger(path: Path) -> list[Line]:
-    """All lines so far; none when there is no such file yet."""
+    """All lines so far; none if there is no such file yet."""
     if not path.exists():
         return []
     decoder = msgspec.json.Decoder(Line)
-    whole, _, _ = path.read_bytes().rpartition(b"\n")  # what follows is being written at this moment
+    whole, _, _ = path.read_bytes().rpartition(b"\n")  # the rest is being written at this moment
     return [decoder.decode(line) for line in whole.splitlines()]
 
 
@@ -82,7 +82,7 @@ _open: Ledger | None = None  # this process's ledger
 
 def open_ledger(path: Path, life: int) -> Ledger:
     """Make `effect` and `seen` of this process write to a file."""
-    global _open  # noqa: PLW0603 - steps are plain functions: there is nothing else to hand it to them by
+    global _open  # noqa: PLW0603 - steps are plain functions, and get it in no other way
     _open = Ledger(path, life)
     return _open
 
@@ -94,7 +94,7 @@ def ledger() -> Ledger | None:
 
 @contextlib.contextmanager
 def effect(label: str = "") -> Iterator[None]:
-    """In a step's body: around what it does to the world. A label tells several effects of one step apart."""
+    """For a step's body: around its effect. A label distinguishes several effects of one step."""
     book = _open
     if book is None:
         yield
@@ -118,21 +118,21 @@ def effect(label: str = "") -> Iterator[None]:
 
 
 def seen(label: str) -> None:
-    """In a flow: the result of the effect with this label has reached it. From here on the effect may not happen again."""
+    """For a flow: the result of the effect with this label has reached it. Now the effect must not happen again."""
     if _open is not None:
         _open.write(Line(what="seen", label=label))
 
 
 def note(what: str, label: str = "") -> None:
-    """In a scenario: a fact that later lives need, such as that a signal was accepted."""
+    """For a scenario: record a fact that later lives need, such as that a signal was accepted."""
     if _open is not None:
         _open.write(Line(what=what, label=label))
 
 
 class Audit(msgspec.Struct, kw_only=True):
-    """What the lines come to."""
+    """The result of an audit."""
 
-    effects: list[str] = []  # that began, in order, each once
+    effects: list[str] = []  # the effects that began, in order, each once
     lost: list[str] = []  # expected, and never finished
     repeated: list[str] = []  # in flight at a kill, and begun again: allowed, once per kill
     duplicated: list[
@@ -175,7 +175,7 @@ def audit(lines: list[Line], expected: Collection[str] = ()) -> Audit:
 
 
 def _forget(line: Line, committed: dict[tuple[str, str, int], bool], begun: dict[str, int]) -> None:
-    """A foreach was cut: what followed on a changed item no longer counts as done."""
+    """A foreach was cut: what came after a changed item no longer counts as done."""
 
     def dropped(run: str, key: str) -> bool:
         index = item_index(line.key, key)

@@ -1,4 +1,4 @@
-"""One life of a crash test: what the child process does. See `crashpoints` for the whole."""
+"""One life of a crash test: what the child process does. Begin with `crashpoints`."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ logger = logging.getLogger("relight.testing")
 
 
 class Life(msgspec.Struct):
-    """What a scenario is told about the process it lives in."""
+    """What a scenario knows of its process."""
 
-    number: int  # 1 is the first; later ones resume what the ones before left; 0 is the witness (see `Explorer`)
+    number: int  # 1 is the first; later lives resume what earlier ones left; 0 is the witness (see `Explorer`)
     directory: Path  # the same in every life of a trial
     arguments: list[Any]
-    store: Store  # the real one: looking at it is not counted and never crashes
-    points: CrashPoints  # those of this process
+    store: Store  # the real store: its operations are not counted and never crash
+    points: CrashPoints  # of this process
     unfinished: bool = False  # set by `again`
     later: bool = False  # set by `begins`: operations are those since then
 
     def facts(self, what: str, label: str = "") -> list[Line]:
-        """What is in the ledger so far, of all lives."""
+        """The lines of this kind in the ledger so far, of all lives."""
         return [line for line in self.lines() if line.what == what and (not label or line.label == label)]
 
     def lines(self) -> list[Line]:
@@ -58,13 +58,13 @@ class Life(msgspec.Struct):
         self.unfinished = True
 
     def begins(self) -> None:
-        """What this life is about begins here: operations are numbered from the next one on. How many it takes to come here
-        depends on timing, and none of them is a crash point."""
+        """From here on operations are numbered: the next is the first. How many came before depends on timing, and none
+        of them is a crash point."""
         self.later = True
         self.points.begin()
 
     def die(self) -> NoReturn:
-        """This life ends here, as if it had been killed: what it leaves is what the trial is about."""
+        """End this life, as if it had been killed. The trial is about what it leaves."""
         note("killed", "by its scenario")
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("killed processes do not go on")
@@ -79,7 +79,7 @@ class Life(msgspec.Struct):
         await self.until(has)
 
     async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:
-        """Look again and again until the condition holds. The life's deadline bounds it."""
+        """Check again and again until the condition is true. The life's deadline limits this."""
         while not await condition():
             over = asyncio.get_running_loop().create_future()
             SYSTEM_CLOCK.call_later(POLL_SECONDS, lambda over=over: over.done() or over.set_result(None))  # type: ignore[misc]
@@ -93,7 +93,7 @@ class Life(msgspec.Struct):
         id: str = RUN_ID,  # noqa: A002 - as Relight.start
         **kwargs: Any,
     ) -> Handle[Any]:
-        """Start a run, in the first life or again in a later one. Whatever was accepted before must still be there."""
+        """Start a run, in the first life or again in a later one. A run that was accepted before must still exist."""
         if self.facts("accepted", id):
             try:
                 await patiently(lambda: rl.get(id))
@@ -125,20 +125,20 @@ class Life(msgspec.Struct):
 
 
 def prepare() -> None:
-    """In the fork server, once: what every life would do again for itself, which is half of the work of a short one."""
+    """In the fork server, once: the work that every life would repeat, which is half of the work of a short life."""
     importlib.import_module("relight.backends.sqlite")
     for name in REGISTRY.names():
         _ = REGISTRY.get(name).fingerprint
 
 
 def live(order: dict[str, Any]) -> None:
-    """The child's main."""
+    """The child's main function."""
     outcome = asyncio.run(_live(order))
     Path(order["outcome"]).write_bytes(msgspec.json.encode(outcome))
 
 
 def _arguments(flow: Flow[..., Any], order: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What the flow is called with: see `crashpoints`."""
+    """The arguments of the flow: see `crashpoints`."""
     sealed = order["sealed"]
     return (tuple(order["arguments"]), {}) if sealed is None else flow.arguments.open(sealed.encode())
 
@@ -158,7 +158,7 @@ async def _live(order: dict[str, Any]) -> Outcome:
     scenario = find(order["scenario"])
 
     async def opened() -> Relight:
-        leases = make_leases(config, inner, given=False)  # each time: heartbeats that failed closes its own
+        leases = make_leases(config, inner, given=False)  # a new one for each try: failed heartbeats close theirs
         if config.leases != "none":
             leases = CrashingLeases(leases, store.points)
         rl = Relight(url, store=store, lease_manager=leases, **settings)
@@ -176,7 +176,7 @@ async def _live(order: dict[str, Any]) -> Outcome:
         try:
             await rl.close()
         except StoreUnavailableError as error:
-            logger.info("closing: %s", error)  # everything was durable before: a lost answer here is nobody's loss
+            logger.info("closing: %s", error)  # all was durable before: a lost answer loses nothing here
     logger.info("life %d ends with %r after %s", life.number, value, store.operations)
     return Outcome(
         value=value,

@@ -1,4 +1,4 @@
-"""Trials and what they come to: how one ended, whether that was right, and the report on all of them. See `crashpoints`."""
+"""Trials and their results: how a trial ended, whether that was right, the report on all trials. See `crashpoints`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from relight.testing.ledger import Audit, Line, audit, read_ledger
 
 
 class Outcome(msgspec.Struct, kw_only=True):
-    """What a life left behind: only lives that were not killed do."""
+    """What a life wrote at its end; a life that was killed has written none."""
 
     value: Any = None
-    unfinished: bool = False  # the scenario wants another life
+    unfinished: bool = False  # the scenario needs another life
     operations: list[str] = []
     fired: bool = False
-    later: bool = False  # what the life was about began later: operations are those since then
+    later: bool = False  # the life called `begins`: operations are those since then
 
 
 class Trial(msgspec.Struct, kw_only=True):
@@ -29,13 +29,13 @@ class Trial(msgspec.Struct, kw_only=True):
     plans: list[CrashPlan]
     directory: Path
     operations: list[str] = []  # of the first life under a plan, if it was not killed
-    later: bool = False  # as of the outcome
+    later: bool = False  # the same as in Outcome
     outcome: Outcome = msgspec.field(default_factory=Outcome)
     lines: list[Line] = []
     audit: Audit = msgspec.field(default_factory=Audit)
     lives: int = 0
     kills: int = 0
-    fired: bool = False  # at least one plan came to its operation
+    fired: bool = False  # at least one plan reached its operation
     problems: list[str] = []
 
     @property
@@ -48,11 +48,11 @@ class Trial(msgspec.Struct, kw_only=True):
         return [line.effect for line in self.split()[1] if line.what == "start"]
 
     def split(self) -> tuple[list[Line], list[Line]]:
-        """The lines, apart from those of a process that had been overtaken, and these."""
+        """The lines in two parts: all others, and those that a process wrote after it had been overtaken."""
         if not any(line.what == "continued" for line in self.lines):
             return self.lines, []
-        # From the other's first line on: it begins when the first is stopped, and a thread of that one may write before its
-        # main thread has said that it continues.
+        # Life 1 counts as overtaken from the first line of another life on. That other life begins when life 1 is
+        # stopped. The line "continued" would be too late: another thread of life 1 may write before it.
         place = next((place for place, line in enumerate(self.lines) if line.life > 1), len(self.lines))
         after = [line for line in self.lines[place:] if line.life == 1]
         return [*self.lines[:place], *(line for line in self.lines[place:] if line.life != 1)], after
@@ -65,7 +65,7 @@ class Trial(msgspec.Struct, kw_only=True):
 
     @property
     def comebacks(self) -> int:
-        """How often the last life brought a run back into memory: recovered, or parked before."""
+        """How often the last life brought runs back into memory that were recovered, or had been parked."""
         return sum(self.outcome.operations.count(name) for name in ("claim", "claim_due"))
 
     def __str__(self) -> str:
@@ -73,11 +73,11 @@ class Trial(msgspec.Struct, kw_only=True):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """What an exploration found. `check()` before believing it."""
+    """What an exploration found. Call `check()`, which raises if there were problems."""
 
     scenario: str
     points: int = 0  # crash points that were reached
-    passed_over: int = 0  # at which another mode tries the same
+    passed_over: int = 0  # points at which another mode tries the same
     kills: int = 0
     lives: int = 0  # processes
     lost: int = 0
@@ -96,7 +96,7 @@ class Report(msgspec.Struct, kw_only=True):
         self.problems += [f"at {trial}: {what}\n{tail(trial.log)}\n({trial.directory})" for what in trial.problems]
 
     def plus(self, other: Report) -> Report:
-        """Both together."""
+        """The sum of both reports."""
         added = {name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__[1:]}
         return Report(scenario=self.scenario, **added)
 
@@ -117,9 +117,9 @@ Check = Callable[[Trial], None]
 
 
 def judge(trial: Trial, expected: Trial, check: Check | None) -> list[str]:
-    """What is wrong with its end, by the ledger and by `check`; without that, by an undisturbed trial."""
+    """What is wrong with a trial's end, by the ledger and by `check`; without that, by an undisturbed trial."""
     if trial.problems:
-        return []  # it did not come to an end that could be judged
+        return []  # the trial did not come to an end that could be judged
     wanted = _finished(expected.lines) if check is None else []
     on_time, late = trial.split()
     trial.audit = audit(on_time, wanted)
@@ -138,13 +138,13 @@ def judge(trial: Trial, expected: Trial, check: Check | None) -> list[str]:
 
 
 def _finished(lines: list[Line]) -> list[str]:
-    """Effects that have come to an end. Some never do: of steps that are not repeated when their process has died."""
+    """Effects that have ended. Some never do: effects of steps that are not repeated after their process has died."""
     ended = {line.effect for line in lines if line.what in ("end", "failed")}
     return [name for name in audit(lines).effects if name in ended]
 
 
 def _shrunk(lines: list[Line]) -> list[Line]:
-    """Claims whose epoch is not greater than that of all claims before."""
+    """Claims whose epoch is not greater than the epochs of all earlier claims."""
     epochs: dict[str, int] = {}
     found = []
     for line in lines:

@@ -1,7 +1,7 @@
-"""Leases in etcd. The store stays where it is: etcd only knows who is alive and who holds which run.
+"""Leases in etcd (3.4 or newer). The store is elsewhere: etcd only knows which sessions are alive and own which runs.
 
-Read in this order: `leases` (the port), `keys` (what stands in etcd, and the transactions), `watch` (orphans, pushed),
-`connection` (endpoints, deadlines, errors), `address` (URLs). Needs etcd 3.4 or newer and the extra `relight[etcd]`.
+Read in this order: `leases` (the port), `keys` (what is stored in etcd, and the transactions), `watch` (orphans,
+pushed), `connection` (endpoints, deadlines, errors), `address` (URLs). Needs the extra `relight[etcd]`.
 """
 
 from relight.backends.etcd.address import Tls, parse_etcd_url

@@ -1,4 +1,4 @@
-"""Where etcd is, and who we are to it.
+"""The address of etcd, and the user that Relight is there.
 
 etcd://user:password@host:2379,host2:2379/prefix?tls=true&ca=/path/ca.pem&cert=/path/cert.pem&key=/path/key.pem
 """
@@ -23,23 +23,23 @@ _FORM = "etcd://[user:password@]host[:2379][,host2...][/prefix][?tls=true&ca=FIL
 
 
 class Tls(msgspec.Struct, frozen=True):
-    """Files in PEM form. Without `ca` the system's authorities are trusted; `cert` and `key` are ours, if etcd asks for them."""
+    """Files in PEM form. Without `ca` the system's authorities are trusted; `cert` and `key` are the client's."""
 
     ca: str = ""
     cert: str = ""
     key: str = ""
 
     def read(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """The authorities, our key, our certificate. Read at every connection: certificates are renewed in place."""
+        """The authorities, the client's key, its certificate. Read at every connection: the files may be renewed."""
         try:
             ca, key, cert = (Path(file).read_bytes() if file else None for file in (self.ca, self.key, self.cert))
-        except OSError as error:  # it may be in the middle of being renewed, so it may pass
+        except OSError as error:  # the file may be about to be renewed, so the error may pass
             raise LeasesUnavailableError(f"cannot read etcd's TLS file {error.filename}: {error.strerror}") from error
         return ca, key, cert
 
 
 class EtcdAddress(msgspec.Struct, frozen=True):
-    """A cluster, a place in it, and who we are to it."""
+    """A cluster, the prefix of the keys in it, and Relight's user there."""
 
     endpoints: tuple[str, ...]  # "host:port"
     prefix: str = DEFAULT_PREFIX
@@ -52,7 +52,7 @@ class EtcdAddress(msgspec.Struct, frozen=True):
             raise ConfigError("leases: no etcd endpoint is given")
         if not self.prefix.endswith("/"):
             raise ConfigError(
-                f"leases: the etcd prefix {self.prefix!r} must end with a slash, or /a would hold the keys of /ab"
+                f"leases: the etcd prefix {self.prefix!r} must end with a slash, or /a would also mean the keys of /ab"
             )
         if bool(self.username) != bool(self.password):
             raise ConfigError("leases: etcd needs both a user and a password, or neither")
@@ -72,20 +72,20 @@ class EtcdOptions(TypedDict):
 
 
 def parse_etcd_url(url: str) -> EtcdOptions:
-    """Read `leases: etcd://…`. The message of what it refuses never shows the password."""
+    """Parse `leases: etcd://…`. No error message shows the password."""
     try:
         parts = urlsplit(url)
-    except ValueError:  # brackets that do not close; its message may show the password
+    except ValueError:  # brackets that do not close; the error's own message may show the password
         raise ConfigError(f"leases: an etcd URL looks like {_FORM}") from None
     if parts.scheme != "etcd" or parts.fragment:
         raise ConfigError(f"leases: an etcd URL looks like {_FORM}")
-    if "@" in parts.path or "@" in parts.query:  # nothing of it is shown: it may be the end of a password
+    if "@" in parts.path or "@" in parts.query:  # it is not shown: it may be the end of a password
         raise ConfigError(
-            "leases: an etcd URL has an @ behind its first / or ?; in a password (and anywhere else but before the hosts) "
+            "leases: an etcd URL has an @ after its first / or ?; in a password (and anywhere but before the hosts) "
             "write / as %2F, ? as %3F and @ as %40"
         )
     if parts.path.startswith("//"):
-        raise ConfigError(f"leases: endpoints of an etcd URL stand without http:// and https://; it looks like {_FORM}")
+        raise ConfigError(f"leases: write the endpoints of an etcd URL without http:// or https://: {_FORM}")
     login, _, hosts = parts.netloc.rpartition("@")
     username, _, password = login.partition(":")
     at = EtcdAddress(
@@ -101,7 +101,7 @@ def parse_etcd_url(url: str) -> EtcdOptions:
 def _endpoints(hosts: Sequence[str]) -> Iterator[str]:
     for host in hosts:
         name, port = host, ""
-        if ":" in host.rpartition("]")[2]:  # the colons of an IPv6 address stand in brackets
+        if ":" in host.rpartition("]")[2]:  # an IPv6 address is in brackets
             name, _, port = host.rpartition(":")
         if not name or any(map(str.isspace, host)) or (port and not (port.isdecimal() and 0 < int(port) <= MAX_PORT)):
             raise ConfigError(f"leases: {name!r} is no etcd host with a port; a URL looks like {_FORM}")

@@ -1,7 +1,7 @@
-"""Calls to etcd that end: each has a deadline, and asks the next endpoint when one does not answer.
+"""Calls to etcd with a deadline. If an endpoint does not answer, the call tries the next one.
 
-Only the messages and stubs of aetcd are used, not its client: that one knows neither TLS nor a second endpoint, and its
-watcher cannot tell a silent partition from a quiet day.
+Only the messages and stubs of aetcd are used, not its client: the client supports neither TLS nor a second endpoint,
+and its watcher cannot distinguish a partition from an etcd without news.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from relight.backends.etcd.address import EtcdAddress
 from relight.errors import LeasesUnavailableError
 
 _OPTIONS = (
-    # Channels of one process share their connections otherwise, and with them the pause after a failed one: a new channel
-    # to an etcd that is back would go on refusing for seconds.
+    # Without this, the channels of one process share their connections, and the pause after a failed connection: a new
+    # channel to an etcd that is back would go on failing for seconds.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
     # Ten thousand runs of one dead owner are one message of the watch.
@@ -27,13 +27,13 @@ _OPTIONS = (
 
 _WITH_LEADER = ("hasleader", "true")
 
-# A token of the kind that carries its contents (JWT) is refused once users or roles have changed.
+# etcd refuses a JWT token with this message once users or roles have changed.
 _OLD_TOKEN = "revision of auth store is old"
 
 _NO_LEADER = "no leader"
 ELECTION_PAUSE_SECONDS = 0.1
 
-# What another endpoint, or a new connection, may answer better.
+# After these codes another endpoint, or a new connection, may answer.
 _NO_ANSWER = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
 
 
@@ -61,8 +61,8 @@ class Link:
         }
 
     async def metadata(self, seconds: float) -> tuple[tuple[str, str], ...]:
-        """What every call carries: the token, if there is a user, and that a member cut off from its leader shall refuse
-        it. That one would answer a watch for ever, without knowing of any change."""
+        """Sent with every call: the token, if there is a user, and `hasleader`. It makes a member that is cut off from
+        its leader refuse the call. Such a member would keep a watch open for ever, without knowing of any change."""
         if not self._address.username:
             return (_WITH_LEADER,)
         if not self._token:
@@ -72,15 +72,15 @@ class Link:
         return _WITH_LEADER, ("token", self._token)
 
     def forget_token(self) -> None:
-        """It expires when it is not used for a while, or when etcd restarts."""
+        """A token expires when it is not used for a while, or when etcd restarts."""
         self._token = ""
 
 
 class Connection:
-    """One channel at a time, made when it is needed. `seconds` bounds a call, whatever happens to it."""
+    """One channel at a time, made on demand. No call takes longer than `seconds`."""
 
     def __init__(self, address: EtcdAddress, seconds: float) -> None:
-        self.revision = 0  # of etcd's data, the newest we were told of
+        self.revision = 0  # of etcd's data, the newest in any answer
         self.seconds = seconds
         self._address = address
         self._next = 0  # the endpoint to try
@@ -97,7 +97,7 @@ class Connection:
         await asyncio.gather(*self._closing)
 
     def link(self) -> Link:
-        """The channel in use. gRPC connects by itself when something is called."""
+        """The channel in use. gRPC connects by itself at the first call."""
         if self._closed:
             raise LeasesUnavailableError(f"the connection to {self._address!r} is closed")
         if self._link is None:
@@ -105,17 +105,17 @@ class Connection:
         return self._link
 
     def drop(self, link: Link) -> None:
-        """This endpoint does not answer: the next call makes a new channel, to the next one."""
+        """This endpoint does not answer: the next call makes a new channel, to the next endpoint."""
         if self._link is not link:
-            return  # another call has noticed as well
+            return  # another call has dropped it already
         self._link = None
         self._next += 1
-        # Closing at once would cancel the tasks of other calls that wait on this channel: their deadlines end them.
+        # To close it at once would cancel other calls that wait on this channel. Their deadlines end them.
         task = asyncio.get_running_loop().create_task(link.channel.close(grace=self.seconds))
         self._closing[task] = link
         task.add_done_callback(self._closing.pop)
 
-    # ---- what etcd can be asked
+    # ---- requests
 
     async def read(self, key: bytes, range_end: bytes = b"") -> list[Any]:
         """The key, or all keys from it up to `range_end`, with their values and leases."""
@@ -135,7 +135,7 @@ class Connection:
         return lease
 
     async def keep_alive(self, lease: int) -> bool:
-        """Begin the lease's ttl again. False: it is gone."""
+        """Begin the lease's ttl again. False if the lease is gone."""
         try:
             answer = await self._call("Lease", "LeaseKeepAlive", rpc.LeaseKeepAliveRequest(ID=lease))
         except LeaseGoneError:
@@ -145,21 +145,21 @@ class Connection:
 
     async def revoke(self, lease: int) -> None:
         """End the lease and delete the keys attached to it, as one change."""
-        with contextlib.suppress(LeaseGoneError):  # it has lapsed, which is what was wanted
+        with contextlib.suppress(LeaseGoneError):  # the lease has ended already
             await self._call("Lease", "LeaseRevoke", rpc.LeaseRevokeRequest(ID=lease))
 
     async def time_to_live(self, lease: int) -> tuple[int, int]:
-        """Seconds that are left, rounded down, and seconds that were granted. Less than zero are left when it is gone."""
+        """Seconds that are left, rounded down, and seconds that were granted. If the lease is gone: less than zero."""
         answer = await self._call("Lease", "LeaseTimeToLive", rpc.LeaseTimeToLiveRequest(ID=lease))
         return answer.TTL, answer.grantedTTL
 
     # ---- inside
 
     async def _call(self, service: str, method: str, request: Any) -> Any:
-        """Asks every endpoint once at most, but during an election, as long as its time lasts: then all of them refuse at
-        once. What is asked again may have been done the first time: all requests bear that."""
+        """Calls every endpoint once at most. Only during an election, when all endpoints refuse at once, it tries again
+        until its time is over. All requests are safe to repeat, because the first may have been executed."""
         silent = 0
-        electing = False  # any of them says so; a dead leader says nothing
+        electing = False  # any endpoint has reported an election; a dead leader reports nothing
         until = asyncio.get_running_loop().time() + self.seconds
         share = self.seconds / len(self._address.endpoints)
         renewed = False
@@ -185,7 +185,7 @@ class Connection:
                     raise _unavailable(self._address, error) from error
             except asyncio.CancelledError:
                 raise_if_cancelled()
-                # gRPC cancels the tasks that wait on a channel that is closed: nobody cancelled ours.
+                # gRPC cancels the tasks that wait on a channel that is closed: the caller was not cancelled.
                 raise LeasesUnavailableError(f"the connection to {self._address!r} was closed") from None
             else:
                 self.revision = max(self.revision, answer.header.revision)
@@ -193,7 +193,7 @@ class Connection:
 
 
 async def _time_left(until: float) -> bool:
-    """Whether there is time to ask again, after a pause in which an election may come to its end."""
+    """Whether there is time for another call, after a pause in which the election may end."""
     if asyncio.get_running_loop().time() + ELECTION_PAUSE_SECONDS >= until:
         return False
     with contextlib.suppress(TimeoutError):
@@ -203,8 +203,8 @@ async def _time_left(until: float) -> bool:
 
 
 def raise_if_cancelled() -> None:
-    """gRPC loses a cancellation that comes together with the end of a call: it raises that call's error, and whoever tries
-    again after errors would never end."""
+    """gRPC loses a cancellation that comes together with the end of a call: it raises the call's error instead. A task
+    that tries again after errors would never end."""
     task = asyncio.current_task()
     if task is None or task.cancelling():
         raise asyncio.CancelledError
@@ -217,7 +217,7 @@ async def _invoke(link: Link, service: str, method: str, request: Any, seconds: 
         return await call(request, timeout=seconds, metadata=metadata)
     stream = call(timeout=seconds, metadata=metadata)
     try:
-        with contextlib.suppress(asyncio.InvalidStateError):  # it has failed already: reading tells why
+        with contextlib.suppress(asyncio.InvalidStateError):  # the stream has failed already: read() raises the cause
             await stream.write(request)
         answer = await stream.read()
     finally:
@@ -228,8 +228,8 @@ async def _invoke(link: Link, service: str, method: str, request: Any, seconds: 
 
 
 def _unavailable(address: EtcdAddress, error: Any) -> LeasesUnavailableError:
-    told = f"{error.code().name}: {error.details()}"
-    return LeasesUnavailableError(f"{address!r} does not serve leases: {told}{_advice(address, error.details())}")
+    cause = f"{error.code().name}: {error.details()}"
+    return LeasesUnavailableError(f"{address!r} does not serve leases: {cause}{_advice(address, error.details())}")
 
 
 # What gRPC and etcd say, and what to do about it. With TLS, and without.
@@ -249,10 +249,10 @@ _USER_ADVICE = {
 }
 
 
-def _advice(address: EtcdAddress, told: str) -> str:
+def _advice(address: EtcdAddress, details: str) -> str:
     tls = address.tls
     table = _USER_ADVICE | (_PLAIN_ADVICE if tls is None else _TLS_ADVICE)
-    found = next((advice for pattern, advice in table.items() if pattern in told), "")
+    found = next((advice for pattern, advice in table.items() if pattern in details), "")
     return found and "; " + found.format(
         prefix=address.prefix,
         ca=tls.ca if tls is not None and tls.ca else "any authority that this system trusts",

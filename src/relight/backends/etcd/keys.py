@@ -1,11 +1,11 @@
-"""What stands in etcd, and the transactions over it.
+"""What is stored in etcd, and the transactions on it.
 
-    <prefix>sessions/<owner>   who that is, as JSON
+    <prefix>sessions/<owner>   the owner's process, as JSON
     <prefix>runs/<run id>      the owner
     <prefix>since              when this list was begun, by the store's clock
 
-The first two hang on the owner's etcd lease: when it lapses or is revoked, etcd deletes all of them as one change. So a key that
-exists is held by somebody alive, and the last value of a run's deleted key tells whose it was.
+The first two are attached to the owner's etcd lease: when it lapses or is revoked, etcd deletes all of them as one
+change. So the owner of an existing key is alive, and the last value of a run's deleted key names its owner.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from aetcd import rpc  # type: ignore[import-untyped]
 
-# etcd takes 128 operations in one transaction, and counts the deepest nesting below them as well: two more here.
+# etcd accepts 128 operations in one transaction, and also counts the deepest nesting below them, which is two here.
 RUNS_PER_TRANSACTION = 100
 
 
@@ -35,35 +35,35 @@ class Keys:
         return self.runs + run_id.encode()
 
     def owner_of(self, key: bytes) -> str | None:
-        """Whose session this key is, if it is one."""
+        """The owner of a session's key; None for other keys."""
         return key[len(self.sessions) :].decode() if key.startswith(self.sessions) else None
 
     def run_of(self, key: bytes) -> str | None:
-        """Which run's this key is, if it is one's."""
+        """The run id of a run's key; None for other keys."""
         return key[len(self.runs) :].decode() if key.startswith(self.runs) else None
 
 
 def end_of(prefix: bytes) -> bytes:
-    """The end of the range of all keys that begin so. Prefixes end with a slash, which has a successor."""
+    """The end of the range of all keys with this prefix. It ends with a slash, which has a successor."""
     return prefix[:-1] + bytes([prefix[-1] + 1])
 
 
 def acquire(keys: Sequence[bytes], owner: bytes, lease: int) -> Any:
-    """For each key by itself: take it if nobody has it, attach it to this lease if it is ours, else read whose it is."""
+    """For each key: create it if it does not exist, attach it to this lease if it is this owner's, else read it."""
     return rpc.TxnRequest(success=[_acquire(key, owner, lease) for key in keys])
 
 
 def _acquire(key: bytes, owner: bytes, lease: int) -> Any:
     put = rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=owner, lease=lease))
     ours = rpc.TxnRequest(compare=[_value_is(key, owner)], success=[put], failure=[_read(key)])
-    nobody = rpc.Compare(result=rpc.Compare.EQUAL, target=rpc.Compare.CREATE, key=key, create_revision=0)
+    missing = rpc.Compare(result=rpc.Compare.EQUAL, target=rpc.Compare.CREATE, key=key, create_revision=0)
     return rpc.RequestOp(
-        request_txn=rpc.TxnRequest(compare=[nobody], success=[put], failure=[rpc.RequestOp(request_txn=ours)])
+        request_txn=rpc.TxnRequest(compare=[missing], success=[put], failure=[rpc.RequestOp(request_txn=ours)])
     )
 
 
 def holders(answer: Any) -> list[Any]:
-    """Of each key in `acquire`: None if it is ours now, else the key as it stands."""
+    """For each key of `acquire`: None if it is this owner's now, else the key with its value."""
     return [_holder(response.response_txn) for response in answer.responses]
 
 
@@ -75,14 +75,14 @@ def _holder(free: Any) -> Any:
 
 
 def put_once(key: bytes, value: bytes) -> Any:
-    """Write the key, for good, unless it is there; read it in any case."""
-    nobody = rpc.Compare(result=rpc.Compare.EQUAL, target=rpc.Compare.CREATE, key=key, create_revision=0)
+    """Write the key, without a lease, unless it exists; read it in any case."""
+    missing = rpc.Compare(result=rpc.Compare.EQUAL, target=rpc.Compare.CREATE, key=key, create_revision=0)
     put = rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=value))
-    return rpc.TxnRequest(compare=[nobody], success=[put, _read(key)], failure=[_read(key)])
+    return rpc.TxnRequest(compare=[missing], success=[put, _read(key)], failure=[_read(key)])
 
 
 def release(key: bytes, owner: bytes) -> Any:
-    """Delete the key if it is ours, else read whose it is."""
+    """Delete the key if it is this owner's, else read it."""
     delete = rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=key))
     return rpc.TxnRequest(compare=[_value_is(key, owner)], success=[delete], failure=[_read(key)])
 
@@ -96,7 +96,7 @@ def _read(key: bytes) -> Any:
 
 
 def watch_deletions(prefix: bytes, revision: int) -> Any:
-    """All deletions below a prefix from that revision on, each with what was deleted."""
+    """All deletions below a prefix from that revision on, each with the deleted value."""
     return rpc.WatchRequest(
         create_request=rpc.WatchCreateRequest(
             key=prefix,
@@ -109,5 +109,5 @@ def watch_deletions(prefix: bytes, revision: int) -> Any:
 
 
 def ask_progress() -> Any:
-    """etcd answers this at once on a watch that has nothing to tell."""
+    """etcd answers this at once, also on a watch without news."""
     return rpc.WatchRequest(progress_request=rpc.WatchProgressRequest())

@@ -1,11 +1,11 @@
 """EtcdLeases: the whole LeaseManager protocol on etcd.
 
-One etcd lease is one session: the heartbeat keeps it alive, whatever hangs on it goes with it, at its end etcd itself frees
-the runs and tells the others. As everywhere, that is a hint about liveness: etcd leases alone exclude nobody (a process may
-sleep past its lease and wake up), the epoch in the store does.
+One etcd lease is one session. The heartbeat keeps it alive. At its end etcd deletes all keys attached to it, which
+frees the runs, and notifies the watches of other orchestrators. As everywhere, a lease is a hint about liveness: it
+stops no process from writing (a process may sleep past its end and wake up). The epoch in the store does.
 
-etcd counts in whole seconds and raises what is shorter than one and a half of its election timeouts (by default: than 2 s).
-So a session may live longer than the ttl it asked for, never shorter.
+etcd counts in whole seconds and raises a ttl that is shorter than one and a half of its election timeouts (by default:
+than 2 s). So a session may live longer than the requested ttl, never shorter.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from relight.clock import SYSTEM_CLOCK, Clock
 from relight.errors import LeasesUnavailableError
 from relight.model.lease import Acquired, Lease, NotOwner, Orphaned, OwnedBy, Process, Released, Session
 
-# A call may take this long, and this part of the ttl: a heartbeat that hangs must leave time for another one.
+# A call may take this long at most, and this part of the ttl: a heartbeat that hangs must leave time for another.
 MAX_CALL_SECONDS = 3.0
 MAX_CALL_PART = 0.3
-# Until the session has begun no lease depends on a quick answer: a machine that is busy starting is given more time.
+# Until the session has begun, no lease depends on a quick answer. A machine that is busy starting gets more time.
 OPENING_SECONDS = 5.0
 # How many ended sessions are remembered.
 MAX_ENDED = 1000
@@ -44,15 +44,16 @@ class _Record(msgspec.Struct):
 
 
 class EtcdLeases:
-    """`endpoints` are host:port. Everything is kept below `prefix`, so that several stores may share one etcd.
+    """`endpoints` are host:port. All keys are below `prefix`, so that several stores may share one etcd.
 
-    etcd has no clock to ask, only seconds that are left of a lease. The times given here are those seconds added to `clock`,
-    read at the same moment. (A session's `started_at` is by the clock of its own process.)
+    etcd has no clock that can be read, only the seconds that are left of a lease. The times given here are those
+    seconds added to `clock`, read at the same moment. (A session's `started_at` is by the clock of its own process.)
 
-    etcd forgets a session with its end. Those whose end a watch of ours was told are remembered here and listed as lapsed,
-    at the moment we heard of it and silent since a ttl before. Whoever opens later does not know of them, and asks the store.
+    etcd forgets a session when it ends. A session whose end a watch of this process has received is remembered here and
+    listed as lapsed: it expired when the watch received its end, and its last heartbeat was one ttl earlier. An
+    orchestrator that opens later does not know of that session, and reads the store.
 
-    An etcd that has lost its data looks as if everybody had died: `listed_since` tells how old its list is.
+    An etcd that has lost its data looks as if every orchestrator had died: `listed_since` says how old its list is.
     """
 
     in_store = False
@@ -76,12 +77,12 @@ class EtcdLeases:
         self._watches: list[OrphanWatch] = []
         self._owner = ""
         self._process = Process()
-        self._record = _Record()  # as it stands in the session's key
+        self._record = _Record()  # the stored value of the session's key
         self._ttl_seconds = 0
         self._call_seconds = 0.0
         self._lease = 0  # of the session; 0: it has not begun
         self._beginning = asyncio.Lock()
-        self._ended: dict[str, Session] = {}  # others', as long as runs may be in their names
+        self._ended: dict[str, Session] = {}  # ended sessions of others that may still own runs in the store
 
     # ---- the session
 
@@ -91,11 +92,11 @@ class EtcdLeases:
         self._ttl_seconds = max(1, math.ceil(ttl_seconds))
         self._call_seconds = min(MAX_CALL_SECONDS, ttl_seconds * MAX_CALL_PART)
         self._lease = 0
-        self._beginning = asyncio.Lock()  # of the loop that opens it
+        self._beginning = asyncio.Lock()  # a Lock belongs to one loop: this is the loop that opens the leases
         self._ended.clear()
         self._connection = Connection(self._address, OPENING_SECONDS)
         try:
-            await self._connection.read(self._keys.session(owner))  # also tells the revision that watches begin at
+            await self._connection.read(self._keys.session(owner))  # its answer has the revision where watches begin
         except BaseException:
             await self.close()
             raise
@@ -118,11 +119,11 @@ class EtcdLeases:
                     await self._put(msgspec.structs.replace(self._record, process=self._process))
                 return False
             await self._begin()
-            self._etcd.seconds = self._call_seconds  # from now on somebody's runs depend on it
+            self._etcd.seconds = self._call_seconds  # from now on the leases of runs depend on quick answers
             return True
 
     async def _begin(self) -> None:
-        """A new lease, and the session's key on it. A lease whose key was not written holds nothing, and lapses."""
+        """Make a new etcd lease, and attach the session's key to it. Without its key, the lease just lapses."""
         self._lease = 0
         etcd = self._etcd
         lease = await etcd.grant(self._ttl_seconds)
@@ -148,7 +149,7 @@ class EtcdLeases:
         self._ended.pop(owner, None)
 
     async def listed_since(self) -> float:
-        """By the first who came to an etcd without data. Nobody is listed where nobody came: then it begins now."""
+        """The first orchestrator that came to an etcd without data has written this time. If none came: now."""
         found = await self._etcd.read(self._keys.since)
         try:
             return float(found[0].value)
@@ -156,7 +157,7 @@ class EtcdLeases:
             return self._clock.now()
 
     def _has_ended(self, owner: str, value: bytes) -> None:
-        """A watch was told that a session has ended. `value` is what stood in its key."""
+        """A watch has received the end of a session. `value` was the value of its key."""
         record, now = _record(value), self._clock.now()
         self._ended[owner] = Session(
             owner=owner,
@@ -210,7 +211,7 @@ class EtcdLeases:
         sessions: list[Session] = []
         for kv in found:
             if kv.lease not in left:
-                continue  # it has ended since we read its key
+                continue  # the session has ended since its key was read
             expires_at, granted = left[kv.lease]
             record = _record(kv.value)
             sessions.append(
@@ -220,15 +221,15 @@ class EtcdLeases:
                     started_at=record.started_at,
                     heartbeat_at=expires_at - granted,
                     expires_at=expires_at,
-                    fresh=True,  # or etcd would have deleted it
+                    fresh=True,  # otherwise etcd would have deleted the key
                 )
             )
-            self._ended.pop(sessions[-1].owner, None)  # it has begun again
+            self._ended.pop(sessions[-1].owner, None)  # this owner's session has begun again
         return sessions + list(self._ended.values())
 
     def watch_orphans(self) -> AsyncIterator[Orphaned]:
-        # From the newest revision we know of, so that nothing is missed while the stream is set up. That may be a heartbeat
-        # ago: somebody who died shortly before is told, too.
+        # The watch begins at the newest known revision, so that nothing is missed while the stream is set up. That
+        # revision may be a heartbeat old, so the watch may also report an owner that died shortly before.
         revision = max([self._etcd.revision, *(watch.revision for watch in self._watches)])
         own = Connection(self._address, self._call_seconds)
         watch = OrphanWatch(own, self._keys, self._owner, revision, self._ttl_seconds / 3, self._has_ended)
@@ -247,20 +248,20 @@ class EtcdLeases:
         return {lease: expires_at for lease, (expires_at, _) in (await self._time_to_live(leases)).items()}
 
     async def _time_to_live(self, leases: Iterable[int]) -> dict[int, tuple[float, int]]:
-        """When each of these etcd leases ends, and its ttl. Those that are gone are left out."""
-        asked = list(leases)
-        answers = await asyncio.gather(*(self._etcd.time_to_live(lease) for lease in asked))
+        """When each of these etcd leases ends, and its ttl. Leases that are gone are left out."""
+        wanted = list(leases)
+        answers = await asyncio.gather(*(self._etcd.time_to_live(lease) for lease in wanted))
         now = self._clock.now()
-        # etcd rounds down: with a second more it is never too early, and never more than the whole ttl.
+        # etcd rounds the seconds down. With one second more, but at most the whole ttl, the end is never too early.
         return {
             lease: (now + min(left + 1, granted), granted)
-            for lease, (left, granted) in zip(asked, answers, strict=True)
+            for lease, (left, granted) in zip(wanted, answers, strict=True)
             if left >= 0
         }
 
 
 def _record(value: bytes) -> _Record:
-    """Of a newer or older Relight it may not read: that session is alive all the same."""
+    """The record in a session's key. If another version has written it in another form, its session still counts."""
     try:
         return msgspec.json.decode(value, type=_Record)
     except msgspec.DecodeError:

@@ -1,11 +1,11 @@
-"""Orphans as etcd tells of them: the deletion of a session's key, together with the keys of its runs.
+"""Orphans, pushed by etcd: the deletion of a session's key, together with the keys of its runs.
 
-etcd deletes all keys of a lease as one change, with one revision, so one look at a revision tells a death from a living
-owner that lets go of a run: only in the first case the session's key is among the deleted.
+etcd deletes all keys of a lease as one change, with one revision. So one revision shows whether an owner has died or a
+live owner has released a run: only in the first case the session's key is among the deleted keys.
 
-    connect ──▶ watch from the revision after the last one seen ──▶ note deletions, ask for progress now and then
+    connect ──▶ watch from the revision after the last one seen ──▶ note deletions, request progress now and then
        ▲                                                                 │
-       └───── a pause ◀── the stream ended, or nobody answered ◀─────────┘
+       └───── a pause ◀── the stream ended, or gave no answer ◀──────────┘
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ RETRY_SECONDS = 0.2
 
 
 class _EndedError(Exception):
-    """The stream is of no use any more."""
+    """The stream has ended, or can no longer be used."""
 
 
-# gRPC calls it an invalid state when something is written to a stream that etcd has just ended.
+# gRPC raises InvalidStateError for a write to a stream that etcd has just ended.
 _INTERRUPTIONS = (
     grpc.aio.AioRpcError,
     asyncio.InvalidStateError,
@@ -44,8 +44,8 @@ _INTERRUPTIONS = (
 class OrphanWatch:
     """Iterates over owners that have died since that revision, one at a time, until it is closed.
 
-    It does not raise because etcd is away: it goes on from the last revision it saw, as soon as etcd is back. What was
-    compacted meanwhile, or lost with etcd's data, is missing. Nothing is logged either: heartbeats fail at the same time.
+    While etcd does not answer, it raises nothing: as soon as etcd is back, it goes on from the last revision it saw. It
+    misses changes that were compacted meanwhile, or lost with etcd's data. It logs nothing: heartbeats fail, too.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class OrphanWatch:
         ping_seconds: float,
         ended: Callable[[str, bytes], None],
     ) -> None:
-        self._connection = connection  # our own: a stream that hangs must not hang the heartbeat thread
+        self._connection = connection  # not shared: a stream that hangs must not block the heartbeat thread
         self._keys = keys
         self._owner = owner
-        self.revision = revision  # the last one that is seen
+        self.revision = revision  # the last one seen
         self._ping_seconds = ping_seconds
-        self._ended = ended  # is told of every session that has ended, and what stood in its key
-        self._orphans: dict[str, set[str]] = {}  # not yet taken; the same owner again is the same orphan
-        self.interrupted = ""  # why it does not hear anything now
+        self._ended = ended  # called with the owner of every ended session and the value of its key
+        self._orphans: dict[str, set[str]] = {}  # owners and runs not yet returned; an owner is returned once
+        self.interrupted = ""  # why there is no stream now
         self._news = asyncio.Event()
         self._heard = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._run(), name="relight-etcd-watch")
@@ -77,7 +77,7 @@ class OrphanWatch:
         while not self._orphans:
             if self._task.done():
                 if not self._task.cancelled():
-                    self._task.result()  # raises the fault of ours that ended it
+                    self._task.result()  # raises the error (a bug) that ended the task
                 raise StopAsyncIteration
             self._news.clear()
             await self._news.wait()
@@ -130,7 +130,7 @@ class OrphanWatch:
 
     def _check_data(self, created: Any) -> None:
         if created.header.revision < self.revision:
-            # It would stay silent until it had caught up with our number.
+            # etcd would stay silent until its revisions had reached the last one seen.
             self.revision = created.header.revision
             raise _EndedError("etcd's data is older than what it told before: it was restored, or is empty")
 
@@ -144,13 +144,13 @@ class OrphanWatch:
             if response.canceled:
                 raise _EndedError(response.cancel_reason)
             if response.events:
-                # Not the header's revision, also not of a progress answer: before etcd 3.4.25 and 3.5.8 it may run ahead
-                # of deletions that are still to come.
+                # The header's revision is not used, nor that of a progress answer: before etcd 3.4.25 and 3.5.8 it may
+                # be ahead of deletions that are still to come.
                 self.revision = response.events[-1].kv.mod_revision
                 self._note(response.events)
 
     async def _ping(self, stream: Any) -> None:
-        """Whether anybody is there: a partition drops packets without a word, and a quiet etcd looks the same."""
+        """Check that etcd still answers: a partition drops packets without an error, as if there were no news."""
         while True:
             await _pause(self._ping_seconds)
             self._heard.clear()

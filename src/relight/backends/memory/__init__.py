@@ -1,6 +1,6 @@
 """The memory backend: plain dicts, for tests and for flows that need not outlive the process.
 
-Read in this order: `rows` (a tree's journal and inbox), `data` (everything that is kept, and the fenced write), `store` (the
+Read in this order: `rows` (a tree's journal and inbox), `data` (all the data, and the fenced write), `store` (the
 protocol, thin), `leases`.
 """
 

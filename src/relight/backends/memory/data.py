@@ -1,7 +1,7 @@
 """Everything a MemoryStore keeps, and the fenced write across it.
 
-Each method is one step for the event loop of the store's engines. The heartbeats of their leases calls from a thread of its
-own, though: `lock` is held by whatever writes to runs or sessions.
+Each method is one step for the event loop of the store's engines. But the heartbeat thread of their leases calls
+methods too. So everything that writes to runs or sessions holds `lock`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from relight.model.run import (
 from relight.model.text import SAME_LINES, check_message, check_rows, prose
 from relight.ports.store import Commit, CommitResult, Committed, Exists, Extras, Fenced, NextGeneration
 
-_RUNNING = Status.RUNNING  # looking up a member, or its hash, is Python code
+_RUNNING = Status.RUNNING  # kept here for speed: to look up a member of an enum, or its hash, is Python code
 _CHANGED = [field for field in RunChange.__struct_fields__ if field not in ("run_id", "heard")]
 
 
@@ -47,7 +47,7 @@ class StoredSession(msgspec.Struct):
 
 
 class SessionWatcher:
-    """Somebody who wants to know whose session has ended. All but `loop` belongs to that loop's thread."""
+    """Collects the owners whose sessions have ended. Only the loop's thread may use anything here but `loop`."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -69,7 +69,7 @@ class Data:
         self.runs: dict[str, Run] = {}
         self.trees: dict[str, Tree] = {}
         self.unfinished: dict[str, Run] = {}  # roots only, so that finished runs cost recovery and timers nothing
-        self.resumable: dict[str, Run] = {}  # roots that ended with a hold: they keep their inbox
+        self.resumable: dict[str, Run] = {}  # roots that recovery gave up on: they keep their inbox
         self.blobs: dict[str, bytes] = {}
         self.items: dict[tuple[str, str, int], ItemResult] = {}
         self.logs: dict[tuple[str, str], list[LogLine]] = {}  # by run and stream, oldest first
@@ -94,35 +94,35 @@ class Data:
                 for owner, session in sorted(self.sessions.items())
             ]
 
-    # ---- hearing of each other
+    # ---- notifying each other
 
     def watch(self, changed: Callable[[News], None]) -> None:
         self._watchers.append((asyncio.get_running_loop(), changed))
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Nobody else writes meanwhile, and whoever watches hears of it afterwards. A lone watcher has nobody to hear of."""
+        """No other thread writes meanwhile. All watchers are notified afterwards, unless there is only one."""
         with self.lock:
             yield
         if len(self._watchers) > 1:
             self.wake_stores()
 
     def wake_stores(self) -> None:
-        """From any thread; nobody is called back while the caller still writes."""
+        """Notify the watchers, from any thread. They are called later, when the caller no longer writes."""
         for loop, changed in self._watchers:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+            with contextlib.suppress(RuntimeError):  # the watcher's loop is closed
                 loop.call_soon_threadsafe(changed, News.ANYTHING)
 
     def notify_watchers(self, ended: str | None = None) -> None:
-        """A session has begun, or this owner's has ended; from any thread."""
+        """A session has begun, or this owner's has ended. May be called in any thread."""
         for watcher in list(self.session_watchers):
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+            with contextlib.suppress(RuntimeError):  # the watcher's loop is closed
                 watcher.loop.call_soon_threadsafe(watcher.hear, ended)
 
     # ---- the single fenced write
 
     def commit(self, commit: Commit, created: set[str]) -> CommitResult:
-        """`created` are the ids that this batch has taken."""
+        """`created` are the ids of the runs that this batch has created."""
         run = self.runs.get(commit.root_id)
         if commit.create is not None or commit.extras.runs or commit.extras.messages:
             check_rows(commit.create, commit.extras.runs, commit.extras.messages)
@@ -130,7 +130,7 @@ class Data:
             if run is None:
                 created.add(commit.root_id)
                 return self._create(commit, commit.create)
-            # Two callers of one batch want the same id; only in a later batch can it be a repetition.
+            # In the same batch, two callers want the same id. Only in a later batch can it be a repeated commit.
             again = None if commit.root_id in created else self._repeated_creation(commit, run)
             return again or Exists(copy(run))
         if run is None or run.id != run.root_id:
@@ -145,7 +145,7 @@ class Data:
         if run.status is not _RUNNING and run.status in TERMINAL and not (commit.reopen and _gave_up(run)):
             return Fenced(run.epoch, run.owner)
         tree.append(commit.entries)
-        if not commit.bare:  # nearly never: there is one commit for every step
+        if not commit.bare:  # nearly every commit is bare: there is one for every step
             self._apply(commit, tree)
         return Committed(tree.base + len(tree.entries))
 
@@ -183,8 +183,8 @@ class Data:
         if extras.cancel_spawned is not None:
             self._cancel_spawned(commit.root_id, extras.cancel_spawned)
         if extras.consumed:
-            taken = set(extras.consumed)
-            tree.inbox = [message for message in tree.inbox if message.id not in taken]
+            consumed = set(extras.consumed)
+            tree.inbox = [message for message in tree.inbox if message.id not in consumed]
         for change in extras.changes:
             row = self.runs.get(change.run_id)
             if row is not None and row.root_id == commit.root_id:
@@ -193,7 +193,7 @@ class Data:
             self._begin_generation(commit.root_id, tree, commit.next)
 
     def _begin_generation(self, root_id: str, tree: Tree, begun: NextGeneration) -> None:
-        """Drop what belongs to the generation that has ended."""
+        """Delete what belongs to the generation that has ended."""
         tree.compact(tree.last, begun.state)
         gone = {run.id for run in self.runs.values() if run.root_id == root_id and run.id.startswith(begun.children)}
         for run_id in gone:
@@ -218,7 +218,7 @@ class Data:
             del self.items[place]
 
     def change(self, run: Run, change: RunChange, *, reopen: bool = False) -> None:
-        """New values for a row; a root that has ended keeps its own, unless recovery gave up on it and it is reopened."""
+        """Give a row new values. A root that has ended is changed only with `reopen`, and if recovery gave up on it."""
         if run.is_root and run.status in TERMINAL and not (reopen and _gave_up(run)):
             return
         for field in _CHANGED:
@@ -232,9 +232,9 @@ class Data:
             self._sort_in(run)
 
     def _wakes(self, run: Run, heard: int) -> bool:
-        """Whether a run that leaves memory has been told something that it has not heard; a pause is ended by some kinds only."""
-        told = (message for message in self.trees[run.id].inbox if message.id > heard)
-        return any(run.status is not Status.PAUSED or message.kind in ENDS_PAUSE for message in told)
+        """Whether a run that leaves memory has a message that it has not received. Only some kinds end a pause."""
+        unheard = (message for message in self.trees[run.id].inbox if message.id > heard)
+        return any(run.status is not Status.PAUSED or message.kind in ENDS_PAUSE for message in unheard)
 
     def _sort_in(self, run: Run) -> None:
         self.unfinished.pop(run.id, None)
@@ -251,13 +251,14 @@ class Data:
             self.trees[run.id].signals.clear()
 
     def _post_end_to_joined(self, run: Run) -> None:
-        """Whoever has joined this run, which has ended."""
+        """Post this run's end to the runs that have joined it."""
         for message in self.trees[run.id].inbox:
             if message.kind is MessageKind.JOIN:
                 self.post(Message.end_of(run.id, run.epoch, self.clock.now(), to=message.name))
 
     def _repeated_creation(self, commit: Commit, run: Run) -> Committed | None:
-        """The same creation, entry by entry and to the instant, of a run that nobody has driven since."""
+        """Committed if this commit has already created this run: the row and all entries are the same, times included,
+        and no process has driven the run since."""
         if run != commit.create or not run.is_root:
             return None
         tree = self.trees[run.id]
@@ -272,7 +273,7 @@ class Data:
     # ---- other writes
 
     def still(self, epochs: Mapping[str, int]) -> Iterator[Run]:
-        """Those unfinished roots that stand at these epochs."""
+        """The unfinished roots among these that still have the given epochs."""
         for root_id, epoch in epochs.items():
             run = self.unfinished.get(root_id)
             if run is not None and run.epoch == epoch:
@@ -283,12 +284,12 @@ class Data:
             lines = self.logs.setdefault((line.run_id, line.stream), [])
             text = prose(line.text)
             if any((there.at, there.token, there.text) == (line.at, line.token, text) for there in lines[-SAME_LINES:]):
-                return  # a commit may be given again
+                return  # a commit may be repeated, and its lines must not be logged twice
             self._last_line += 1
             lines.append(msgspec.structs.replace(line, text=text, id=self._last_line))
 
     def post(self, message: Message) -> int | None:
-        """The message's id, or None when nobody is there to read it."""
+        """The message's id, or None if there is no unfinished run of that id."""
         check_message(message)
         if message.run_id not in self.unfinished:
             return None
@@ -305,7 +306,7 @@ class Data:
         return self._last_message
 
     def _wake(self, run: Run, message: Message) -> None:
-        """A message makes a run that nobody holds due: see ports/store.py."""
+        """A message makes a run without an owner due: see ports/store.py."""
         if run.owner is not None or message.kind is MessageKind.JOIN:
             return
         if run.status is Status.PAUSED and message.kind in ENDS_PAUSE:
@@ -320,13 +321,13 @@ class Data:
         return self._last_message
 
     def _cancel_spawned(self, root_id: str, reason: str) -> None:
-        """By parentage, whatever the ids are, and also through runs that have ended."""
+        """Post a cancellation to all unfinished descendants. They are found by `parent_id`, also through ended runs."""
         children: dict[str, list[str]] = {}
         for run in self.runs.values():
             if run.parent_id is not None:
                 children.setdefault(run.parent_id, []).append(run.id)
         family = [root_id]
-        for member in family:  # it grows meanwhile
+        for member in family:  # the list grows during the loop
             family += children.get(member, ())
         for run_id in family[1:]:
             if run_id in self.unfinished:

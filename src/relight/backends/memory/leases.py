@@ -1,6 +1,6 @@
 """MemoryLeases: sessions and leases in the MemoryStore itself, for several engines that share one.
 
-The owner of an unfinished root together with a fresh session of that owner is its lease. Times are the given clock's.
+An unfinished root has a lease if it has an owner, and that owner's session is fresh. Times are the given clock's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from relight.model.run import MessageKind, Run, Status
 
 
 class MemoryLeases:
-    """`store` is shared by those who compete; each has a manager of its own."""
+    """Several engines share `store`; each has a lease manager of its own."""
 
     name = "store"
     in_store = True
@@ -30,7 +30,7 @@ class MemoryLeases:
         self._process = Process()
         self._ttl_seconds = 0.0
         self._closed = True
-        self._watchers: list[SessionWatcher] = []  # our own, to end them
+        self._watchers: list[SessionWatcher] = []  # those of this manager, so that close() can end them
 
     async def open(self, owner: str, process: Process, ttl_seconds: float) -> None:
         self._owner, self._process, self._ttl_seconds = owner, process, ttl_seconds
@@ -58,7 +58,7 @@ class MemoryLeases:
             session.process = self._process
             session.heartbeat_at, session.expires_at = now, now + self._ttl_seconds
         if begun:
-            self._data.notify_watchers()  # they have one more session to wait for
+            self._data.notify_watchers()  # they must wait for the lapse of one more session
         return begun
 
     async def end_session(self, owner: str) -> None:
@@ -127,11 +127,11 @@ class MemoryLeases:
         self._data.notify_watchers(self._owner)
 
     def _release(self, run: Run) -> None:
-        """Nobody's, and due: at its time if it waits for one, else at once (a time that has passed by any clock). One that has a
-        message is due at once: nobody knows which of them its owner had heard."""
+        """The run has no owner now, and is due: at its time if it waits for one, else at once (at a time that has
+        passed by any clock). A run with a message is due at once: its owner may not have received the message."""
         run.owner, run.status, run.hold, run.reason = None, Status.PENDING, None, ""
-        told = any(message.kind is not MessageKind.JOIN for message in self._data.trees[run.id].inbox)
-        if run.wake_at is None or (told and run.wake_at > run.updated_at):
+        has_message = any(message.kind is not MessageKind.JOIN for message in self._data.trees[run.id].inbox)
+        if run.wake_at is None or (has_message and run.wake_at > run.updated_at):
             run.wake_at = run.updated_at
 
     async def get_lease(self, run_id: str) -> Lease | None:
@@ -143,7 +143,7 @@ class MemoryLeases:
                 return None
             return Lease(run_id, run.owner, session.expires_at)
 
-    # ---- hearing of others' ends
+    # ---- watching other sessions
 
     async def watch_orphans(self) -> AsyncIterator[Orphaned]:
         self._check()
@@ -158,7 +158,7 @@ class MemoryLeases:
                     return
                 ended, watcher.ended = watcher.ended, []
                 after = self._sessions()
-                # Those that lapsed, also of a session that began only after the last look.
+                # The sessions that have lapsed since the last reading, also those that began after it.
                 lapsed = (_begun(before, fresh=True) - _begun(after, fresh=True)) | (
                     _begun(after, fresh=False) - _begun(before, fresh=False)
                 )
@@ -170,7 +170,7 @@ class MemoryLeases:
             self._data.session_watchers.remove(watcher)
 
     async def _news(self, watcher: SessionWatcher, sessions: list[Session]) -> None:
-        """Until somebody else's session begins, ends or may have lapsed."""
+        """Wait until another owner's session begins, ends or may have lapsed."""
         ends = [session.expires_at for session in sessions if session.fresh and session.owner != self._owner]
         timer = self._clock.call_later(min(ends) - self._clock.now(), watcher.hear) if ends else None
         try:
@@ -186,5 +186,5 @@ class MemoryLeases:
 
 
 def _begun(sessions: list[Session], *, fresh: bool) -> set[tuple[str, float]]:
-    """Who, and since when: one that began again is another session."""
+    """Owners and the starts of their sessions: a session that began again is another session."""
     return {(session.owner, session.started_at) for session in sessions if session.fresh is fresh}

@@ -37,8 +37,8 @@ class Tree(msgspec.Struct):
     state: StoredRow | None = None
     entries: list[StoredRow] = []
     inbox: list[Message] = []
-    told: dict[str, int] = {}  # dedup → message id, of consumed ones too, until the run ends or they are pruned
-    signals: set[str] = set()  # those dedups that are a signal's
+    told: dict[str, int] = {}  # dedup → message id; also of consumed messages, until the run ends or they are pruned
+    signals: set[str] = set()  # the dedups of signals
 
     @property
     def last(self) -> int:
@@ -50,7 +50,7 @@ class Tree(msgspec.Struct):
             entries.append(StoredRow(event, crc32(event)))
 
     def holds(self, after: int, events: Sequence[bytes]) -> bool:
-        """Whether exactly these events stand there, after that sequence."""
+        """Whether the entries after the sequence `after` are exactly these events."""
         start = after - self.base
         end = start + len(events)
         if start < 0 or end > len(self.entries):
@@ -58,13 +58,13 @@ class Tree(msgspec.Struct):
         return [row.data for row in self.entries[start:end]] == list(events)
 
     def continued(self, commit: Commit) -> bool:
-        """Whether this commit has begun the generation that the checkpoint is of."""
+        """Whether this commit has begun the generation to which the checkpoint belongs."""
         assert commit.next is not None
         end = commit.after + len(commit.entries)
         return self.base == end and self.state is not None and self.state.data == commit.next.state
 
     def prune(self, unfinished: Container[str]) -> None:
-        """Forget the dedups of consumed messages, but for the newest signals'; and joins of runs that have ended."""
+        """Delete the dedups of consumed messages, except those of the newest signals, and the joins of ended runs."""
         self.inbox = [one for one in self.inbox if one.kind is not MessageKind.JOIN or one.name in unfinished]
         unread = {message.dedup for message in self.inbox}
         consumed = [dedup for dedup in self.told if dedup not in unread]
@@ -74,7 +74,7 @@ class Tree(msgspec.Struct):
             self.signals.discard(dedup)
 
     def compact(self, sequence: int, state: bytes) -> None:
-        """Let `state` stand for the entries up to `sequence`."""
+        """Replace the entries up to `sequence` by `state`."""
         del self.entries[: sequence - self.base]
         self.base, self.state = sequence, StoredRow.of(state)
 

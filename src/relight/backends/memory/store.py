@@ -1,7 +1,7 @@
 """MemoryStore: the whole Store protocol in plain dicts, for tests and for flows that need not outlive the process.
 
-No method awaits anything, so each is atomic for the event loop it is called on. Rows are copied on the way in and out:
-what a caller does to a run it was given does not change the store.
+No method awaits anything, so each is atomic for the event loop it is called on. Rows are copied on the way in and out,
+so that a caller that changes a run does not change the store.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class MemoryStore:
         pass
 
     def watch(self, changed: Callable[[News], None], supervisor: Supervisor | None = None) -> None:
-        """Objects that share the store hear of each other; a lone one has nobody to hear of."""
+        """Engines that share this store are notified of each other's writes."""
         self.data.watch(changed)
 
     async def commit(self, commits: Sequence[Commit]) -> list[CommitResult]:
@@ -98,7 +98,7 @@ class MemoryStore:
         return sorted({run.owner for run in self._active() if run.owner is not None})
 
     async def note_session(self, owner: str, process: Process, ttl_seconds: float) -> None:
-        now = SYSTEM_CLOCK.now()  # as MemoryLeases' own: it measures the life of a process
+        now = SYSTEM_CLOCK.now()  # the same clock as in MemoryLeases: a session measures the life of a process
         with self.data.lock:
             before = self.data.sessions.get(owner)
             begun = before.started_at if before is not None and before.expires_at > now else now
@@ -141,8 +141,8 @@ class MemoryStore:
             alive = {session.owner for session in self.data.list_sessions(SYSTEM_CLOCK.now()) if session.fresh}
             due = [run for wake_at, _, run in self._waiting() if wake_at <= now and run.id not in but]
             recent = [run for run in due if run.wake_at is not None and run.wake_at > since]
-            held = [run.owner for run in self._active() if run.owner in alive]
-            most = len(due) - len(recent) + share(len(recent), len(alive), len(held), held.count(owner))
+            owned = [run.owner for run in self._active() if run.owner in alive]
+            most = len(due) - len(recent) + share(len(recent), len(alive), len(owned), owned.count(owner))
             claimed = due[: min(most, limit)]
             for run in claimed:
                 run.owner, run.updated_at = owner, self._clock.now()
@@ -223,7 +223,7 @@ class MemoryStore:
         done: dict[str, int] = {}
         totals: dict[str, bytes] = {}
         for (run, key, index), item in self.data.items.items():
-            if run == run_id and "[" not in key[len(prefix) :]:  # else it is inside an item of another
+            if run == run_id and "[" not in key[len(prefix) :]:  # a bracket: a foreach inside an item of another
                 done[key] = done.get(key, 0) + (index >= 0)
                 if index == TOTALS_INDEX:
                     totals[key] = item.output

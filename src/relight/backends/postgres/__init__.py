@@ -2,7 +2,7 @@
 
 Read in this order: `store` (the protocol, thin), `commit` and `batch` (the group commit), `migrations/0002_commit.sql` (its
 other half), `read` (listings and journals), `pool` and `connection` (sessions, errors), `schema` (migrations), `listen`;
-`leases` stands by itself. SQL: `queries.sql` and `migrations/`.
+`leases` is separate from the others. SQL: `queries.sql` and `migrations/`.
 """
 
 from relight.backends.postgres.leases import PostgresLeases

@@ -1,4 +1,4 @@
-"""The rows of one group commit, gathered as the arguments of `commit_batch` or, when they are simple, `append_batch`."""
+"""The rows of one group commit, collected as the arguments of `commit_batch` or, for simple commits, `append_batch`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _DUE = (Status.PENDING, Status.WAITING)
 
 
 def simple(commits: Sequence[Commit], keys: Mapping[str, int]) -> tuple[list[Any], ...] | None:
-    """The arguments of `append_batch`: when every commit is one entry of a known root and nothing else, as most are."""
+    """The arguments of `append_batch`, if every commit is one entry of a known root and nothing else; otherwise None.
+    Most batches are simple."""
     roots: list[int] = []
     epochs: list[int] = []
     sequences: list[int] = []
@@ -40,7 +41,7 @@ def simple(commits: Sequence[Commit], keys: Mapping[str, int]) -> tuple[list[Any
 
 
 def generations(commits: Mapping[int, Commit]) -> list[list[Any]] | None:
-    """The arguments of `begin_generations`: those of these commits, by their roots' keys, that begin one. None: none does."""
+    """The arguments of `begin_generations`, from the commits (by root key) that begin one; None if none does."""
     rows = []
     for key, commit in commits.items():
         begun, last = commit.next, commit.after + len(commit.entries)
@@ -51,7 +52,7 @@ def generations(commits: Mapping[int, Commit]) -> list[list[Any]] | None:
 
 
 class Batch:
-    """At most one commit per root. `next_key` gives keys to new runs."""
+    """At most one commit per root. `next_key` returns a key for a new run."""
 
     def __init__(self, next_key: Callable[[], int], now: float) -> None:
         self._next_key = next_key
@@ -73,7 +74,7 @@ class Batch:
         self._taken: list[Any] = []
 
     def arguments(self, sender: str) -> list[Any]:
-        """Of `commit_batch`."""
+        """The arguments of `commit_batch`."""
         return [
             sender,
             self._news.value,
@@ -95,7 +96,7 @@ class Batch:
         ]
 
     def append(self, commit: Commit, root: int) -> None:
-        """A commit to a root that exists, by its key."""
+        """Add a commit to an existing root, which is given by its key."""
         last = commit.after + len(commit.entries)
         change = _root_change(commit)
         values = (
@@ -108,13 +109,13 @@ class Batch:
         )
         for column, value in zip(self._heads, values, strict=True):
             column.append(value)
-        if commit.next is None:  # else a checkpoint stands for them: see `generations`
+        if commit.next is None:  # otherwise a checkpoint replaces the entries: see `generations`
             self._add_entries(root, commit)
         if not commit.bare:
             self._extras(commit, root)
 
     def create(self, commit: Commit, run: Run) -> int:
-        """A commit that creates its root: the key it will have."""
+        """Add a commit that creates its root. Returns the root's key."""
         root = self._next_key()
         last = commit.after + len(commit.entries)
         row = run_row(root, root, run, last)
@@ -170,7 +171,7 @@ class Batch:
             self._notify_of(run)
 
     def _changed(self, commit: Commit, root: int) -> None:
-        """The last change of a row counts; but no root leaves a terminal status."""
+        """Of several changes of a row the last counts, but no root leaves a terminal status."""
         changes = {change.run_id: change for change in commit.extras.changes}
         at_root = _root_change(commit)
         if at_root is not None:
@@ -179,12 +180,13 @@ class Batch:
         self._changes += [change_row(root, commit.root_id, change) for change in changes.values()]
 
     def _notify_of(self, row: Run | RunChange) -> None:
-        """What others want to know of this new row or value of a root."""
+        """Other processes are notified of this new row, or of this change of a root."""
         self._news |= news_of(row)
 
 
 def news_of(row: Run | RunChange) -> News:
-    """What a root's new status is to others. That a paused run goes on is told by the store, which knows the old one."""
+    """The news for other processes in a root's new status. If a paused run goes on, the server adds that news itself,
+    because it knows the old status."""
     news = News(0)
     if row.owner is None and row.wake_at is not None and row.status in _DUE:
         news |= News.DUE

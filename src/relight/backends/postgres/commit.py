@@ -1,11 +1,11 @@
 """The group commit: many roots' commits in one transaction, which is one statement.
 
-    every commit is one entry of a root we know          → append_batch: fence and entries, all or nothing
-    anything else, or one of those did not pass          → commit_batch: fence, entries and all the rest, each for itself
-    a commit was refused                                 → look at what is there: the same (an answer was lost), or not
+    every commit is one entry of a known root            → append_batch: fence and entries, all or nothing
+    all other batches, or append_batch was refused       → commit_batch: fence, entries and the rest, commit by commit
+    a commit was refused                                 → read what is stored: the same (an answer was lost), or not
 
-Both are functions of the schema (migrations/0002_commit.sql): nothing but arrays crosses the wire, once. A batch with several
-commits of one root goes in waves, one commit per root in each, inside one transaction.
+Both are functions of the schema (migrations/0002_commit.sql): only arrays are sent, once. A batch with several commits
+of one root is applied in waves, with one commit per root in each, inside one transaction.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from relight.clock import Clock
 from relight.errors import StoreUnavailableError
 from relight.ports.store import KEPT_DEDUPS, Commit, CommitResult, Committed, Exists, Fenced
 
-KEYS_PER_BLOCK = 1000  # as the migrations say
+KEYS_PER_BLOCK = 1000  # the same as in the migrations
 FENCED = "RL001"  # append_batch's own SQLSTATE
 
-# What is left of roots that were dropped without an end; a forgotten key costs one more query.
+# Keys of ended and lost roots pile up until this bound, then all are forgotten. A forgotten key costs one more query.
 MAX_KNOWN_KEYS = 100_000
 
 
 class Refused(msgspec.Struct, gc=False):
-    """A commit that wrote nothing: its place in the batch, and whether the same batch has created its root."""
+    """A commit that wrote nothing: its position in the batch, and whether the same batch has created its root."""
 
     place: int
     commit: Commit
@@ -43,8 +43,8 @@ class Refused(msgspec.Struct, gc=False):
 class Committer:
     """Applies batches. It remembers the keys of roots, and nothing else.
 
-    Keys never change, but they are a server's. One that takes over without having got everything may give the same keys to
-    other roots: so a new connection, which may lead to it, costs them all.
+    Keys never change on one server. A standby that becomes the primary without all the data may give the same keys to
+    other roots. A new connection may lead to such a server, so it makes this forget all keys.
     """
 
     def __init__(self, pool: Pool, sql: dict[str, str], sender: str, clock: Clock) -> None:
@@ -54,16 +54,16 @@ class Committer:
         self._clock = clock
         self._keys: dict[str, int] = {}
         self._spare: list[int] = []  # keys for new runs, the next one last
-        self._made = pool.made  # connections, when these were learned
+        self._made = pool.made  # the number of connections made when the keys were learned
 
     def learn(self, keys: Iterable[tuple[str, int]]) -> None:
-        """The keys of roots that commits will come for."""
+        """Remember the keys of roots for which commits are expected."""
         if len(self._keys) > MAX_KNOWN_KEYS:
             self._keys.clear()
         self._keys.update(keys)
 
     async def commit(self, commits: Sequence[Commit]) -> list[CommitResult]:
-        """One transaction. When it fails, its outcome is unknown and the same batch may be given again."""
+        """One transaction. If it fails, its outcome is unknown, and the caller may give the same batch again."""
         arguments = simple(commits, self._keys)
         if arguments is not None:
             try:
@@ -79,7 +79,7 @@ class Committer:
         return results
 
     async def _append(self, fetch: Fetch, arguments: Sequence[Any], made: int) -> bool:
-        """False if there is a new connection since the keys were taken: they may be another server's."""
+        """False if a connection was made since the keys were used: they may be another server's."""
         self._forget_keys()
         if made != self._made:
             return False
@@ -87,7 +87,7 @@ class Committer:
         return True
 
     def _forget_keys(self) -> None:
-        """All of them, if there is a new connection."""
+        """Forget all keys if there is a new connection."""
         if self._made != self._pool.made:
             self._made = self._pool.made
             self._keys.clear()
@@ -130,8 +130,8 @@ class Committer:
                 refused.append(Refused(place, commit))
                 continue
             keys[key] = (place, commit)
-        ((not_taken,),) = await fetch(self._sql["commit_batch"], *batch.arguments(self._sender))
-        for key in not_taken:
+        ((not_written,),) = await fetch(self._sql["commit_batch"], *batch.arguments(self._sender))
+        for key in not_written:
             place, commit = keys.pop(key)
             refused.append(Refused(place, commit, commit.root_id in before))
         begun = generations({key: commit for key, (_, commit) in keys.items()})
@@ -141,8 +141,8 @@ class Committer:
         return refused
 
     async def _root_keys(self, fetch: Fetch, wave: Sequence[tuple[int, Commit]], new: dict[str, int]) -> dict[str, int]:
-        """Of roots that are there already. They are this batch's own: another lane's new connection may have all of those
-        that were learned forgotten at any moment, but this batch goes over its own connection, where they hold."""
+        """The keys of existing roots, in a dict of this batch's own. Another lane's new connection may make `_keys`
+        empty at any moment, but this batch uses its own connection, for which the keys are right."""
         roots = [commit.root_id for _, commit in wave if commit.create is None]
         known = {root: new.get(root) or self._keys.get(root) for root in roots}
         unknown = [root for root, key in known.items() if key is None]
@@ -153,7 +153,7 @@ class Committer:
         return {root: key for root, key in known.items() if key is not None}
 
     async def _provide_keys(self, fetch: Fetch, commits: Sequence[Commit]) -> None:
-        """Enough for all new runs of the batch. Nothing may be awaited between this and taking them."""
+        """Get enough keys for all new runs of the batch. The caller must use them before it awaits anything."""
         needed = sum((commit.create is not None) + len(commit.extras.runs) for commit in commits)
         while len(self._spare) < needed:
             ((first,),) = await fetch(self._sql["next_keys"])
@@ -162,7 +162,7 @@ class Committer:
     # ---- answers that were lost, and refusals
 
     async def _answer(self, refused: Sequence[Refused], results: list[CommitResult]) -> None:
-        """By what is there now. Epochs only rise and journals only grow, so that looking after the fact is soon enough."""
+        """Answer refused commits by what is stored now. Epochs only rise and journals only grow: now is soon enough."""
         rows = await self._pool.fetch(self._sql["refused"], [one.commit.root_id for one in refused])
         found = {row[1]: row for row in rows}
         maybe: list[tuple[Refused, int]] = []
@@ -183,7 +183,7 @@ class Committer:
             elif not run.is_root:
                 results[one.place] = Fenced(None, None)
             elif self._keys.get(commit.root_id, key) != key:
-                self._keys[commit.root_id] = key  # the run of that id was deleted, and there is another one
+                self._keys[commit.root_id] = key  # the run was deleted, and a new one has its id
                 stale.append(one)
             else:
                 results[one.place] = Fenced(run.epoch, run.owner)
@@ -196,9 +196,8 @@ class Committer:
                 results[one.place] = result
 
     async def _recognise(self, maybe: Sequence[tuple[Refused, int]], results: list[CommitResult]) -> None:
-        """If exactly the entries of a commit stand in its place, an answer was lost.
-
-        Then it must not be applied again: later commits may have changed the same rows.
+        """If the journal has exactly the entries of a refused commit in their place, it was written before, and the
+        answer was lost. Then it must not be applied again: later commits may have changed the same rows.
         """
         folded = {key: one for one, key in maybe if _state(one.commit) is not None}
         if folded:
@@ -217,12 +216,12 @@ class Committer:
 
 
 def _state(commit: Commit) -> bytes | None:
-    """The checkpoint that a commit leaves in place of its entries: a fork's, or the next generation's."""
+    """The checkpoint that a commit stores instead of its entries: a fork's, or the next generation's."""
     return commit.state if commit.next is None else commit.next.state
 
 
 def _waves(commits: Sequence[Commit]) -> list[list[tuple[int, Commit]]]:
-    """The commits with their places, so that no root stands twice in a wave, and each root's in their order."""
+    """The commits with their positions, in waves. No root is twice in a wave, and its commits keep their order."""
     waves: list[list[tuple[int, Commit]]] = []
     seen: defaultdict[str, int] = defaultdict(int)
     for place, commit in enumerate(commits):

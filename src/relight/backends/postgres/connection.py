@@ -1,4 +1,4 @@
-"""Connecting: what a url may say, the settings of a session, and PostgreSQL's errors as ours."""
+"""Connections: what a url may say, the settings of a session, and PostgreSQL's errors as Relight's."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ else:
     Connection = asyncpg.Connection
 
 CONNECT_SECONDS = 10.0
-# For each server at least: whoever cannot wait as long is given the connection the next time.
+# The least time for each server. If a caller gives up earlier, the connection is kept for the next caller.
 SERVER_SECONDS = 1.0
-# So that a network that was cut without a word cannot hang anybody for ever. No statement of ours takes nearly as long.
+# A network may be cut without an error: so no caller waits longer. No statement of Relight takes nearly as long.
 COMMAND_SECONDS = 30.0
 
-# The functions of the schema count on this: each of their statements sees what was committed before it began.
+# The functions of the schema rely on this: each of their statements sees what was committed before the statement began.
 ISOLATION = {"default_transaction_isolation": "read committed"}
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
-# Of the server's side of our sessions. The client's own side is guarded by the timeouts above.
+# Settings of the server's side of a session. The timeouts above protect the client's side.
 SETTINGS = {
     "application_name": "relight",
-    "jit": "off",  # compiling a statement takes longer than any of ours
-    # Every statement of ours looks rows up by an index. A plan that reads all of a small table would still be in use when
-    # the table has grown: statistics come a minute later.
+    "jit": "off",  # compiling a statement takes longer than executing any of Relight's
+    # Every statement of Relight looks rows up by an index. A plan that reads all of a small table would still be in use
+    # when the table has grown, because statistics come a minute later.
     "enable_seqscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
@@ -41,11 +41,11 @@ SETTINGS = {
     "tcp_keepalives_interval": "10",
     "tcp_keepalives_count": "3",
     "tcp_user_timeout": "30000",
-    "client_connection_check_interval": "10s",  # a statement whose client has gone ends
-    "idle_in_transaction_session_timeout": "60s",  # and so do the locks of a client that stopped in the middle
+    "client_connection_check_interval": "10s",  # ends a statement whose client is gone
+    "idle_in_transaction_session_timeout": "60s",  # ends the locks of a client that stopped during a transaction
 }
 
-# An operator may have turned this off for the database; accepted means durable. Stronger settings stay.
+# An operator may have turned this off for the database, but Relight's commits must be durable. Stronger settings stay.
 DURABLE = "SELECT set_config('synchronous_commit', 'on', {local}) WHERE current_setting('synchronous_commit') = 'off'"
 
 _FORM = (
@@ -54,13 +54,13 @@ _FORM = (
 )
 MAX_PORT = 65_535
 
-# Classes of SQLSTATE that pass by themselves or by an operator's hand: connections, resources, operator intervention.
+# Classes of SQLSTATE for errors that may pass: connections, resources, operator intervention.
 _PASSING_CLASSES = ("08", "53", "57")
 READ_ONLY = "25006"
-AGAIN = ("40001", "40P01")  # serialization failure, deadlock: the transaction did nothing, and may be given again
+AGAIN = ("40001", "40P01")  # serialization failure, deadlock: the transaction wrote nothing, and may be repeated
 _PASSING = (*AGAIN, READ_ONLY, "40003", "25P03", "55P03", "58000", "58030")  # and timeouts of locks, and disk errors
 NO_WRITES = f"the server takes no writes: it is a standby, or was made read-only [{READ_ONLY}]"
-# The server does not let us in: at the first attempt that is a mistake, later a password that is being changed.
+# The server refuses this user. At the first attempt that is a mistake; later the password is probably being changed.
 _REFUSED = ("28000", "28P01", "3D000", "42501")
 
 
@@ -77,24 +77,24 @@ class Server(msgspec.Struct, frozen=True):
 class Target(msgspec.Struct, frozen=True):
     """A url, taken apart."""
 
-    servers: tuple[Server, ...]  # in the order in which they are asked
-    name: str  # for people: without the password
+    servers: tuple[Server, ...]  # in the order in which they are tried
+    name: str  # for messages: without the password
     pgbouncer: bool
     settings: dict[str, str]
     attributes: str | None  # target_session_attrs
 
     @property
     def primary(self) -> bool:
-        """Whether only a server that takes writes will do."""
+        """Whether the server must accept writes."""
         return self.attributes in ("read-write", "primary")
 
 
 def parse(url: str) -> Target:
-    """`?pgbouncer=true` is ours; everything else is asyncpg's, and unknown options are the session's settings. No message of what
-    is refused here shows anything that might be a password."""
+    """Parse a url. `?pgbouncer=true` is Relight's option. All others are asyncpg's, which makes unknown options
+    settings of the session. No error message shows anything that might be a password."""
     try:
         parts = urlsplit(url)
-    except ValueError:  # its message may show the password
+    except ValueError:  # the error's own message may show the password
         raise ConfigError(f"store: {_FORM}") from None
     if parts.scheme not in ("postgresql", "postgres"):
         raise ConfigError(
@@ -108,8 +108,8 @@ def parse(url: str) -> Target:
     user, at, hosts = parts.netloc.rpartition("@")
     addresses = hosts.split(",")
     settings = {name: value for name, value in SETTINGS.items() if name not in options} | ISOLATION
-    # Only the primary can take commits, and after a failover another server is the primary, at the same address or the next.
-    # A standby would answer questions, from the past. To PgBouncer every question costs four round trips.
+    # Only the primary accepts commits. After a failover another server is the primary, at the same address or the next.
+    # A standby would answer reads with old data. Behind PgBouncer the check would cost four round trips.
     wanted = "read-write" if flag == "false" or len(addresses) > 1 else None
     attributes = options.pop("target_session_attrs", wanted)
     query = urlencode(options)
@@ -126,8 +126,8 @@ def parse(url: str) -> Target:
 
 
 def _refuse_unescaped(parts: SplitResult) -> None:
-    """A password with a /, ? or # in it ends the host for whoever reads the url: what follows would be shown as its path. With an
-    @ in it, the password ends early for some programs and late for others."""
+    """Refuse a url with an unescaped character in its password. A /, ? or # ends the host for a parser, and the rest of
+    the password would be shown as the path. With an @ in it, programs differ in where the password ends."""
     addresses = parts.netloc.rpartition("@")[2].split(",")
     good = (
         parts.netloc.count("@") <= 1
@@ -140,17 +140,17 @@ def _refuse_unescaped(parts: SplitResult) -> None:
 
 
 def _is_address(address: str) -> bool:
-    """Host and port; the colons of an IPv6 address stand in brackets."""
+    """Whether it is a host with or without a port. An IPv6 address is in brackets."""
     _, colon, port = address.rpartition("]")[2].partition(":")
     return not colon or (port.isdecimal() and 0 < int(port) <= MAX_PORT)
 
 
 async def connect(target: Target, command_seconds: float = COMMAND_SECONDS) -> Connection:
-    """A new session, on the first server that takes us. Raises ConfigError or StoreUnavailableError, or asyncpg's own error
-    where every server refuses us.
+    """A new session, on the first server that accepts it. Raises ConfigError or StoreUnavailableError, or asyncpg's own
+    error if every server refuses this user.
 
-    asyncpg could ask several servers itself, but all within one deadline: a machine that is switched off answers nothing, and
-    the next one would never be asked.
+    asyncpg could try several servers itself, but within one deadline: a machine that is switched off does not answer,
+    and the next server would never be tried.
     """
     seconds = max(min(CONNECT_SECONDS, command_seconds) / len(target.servers), SERVER_SECONDS)
     failures: list[Exception] = []
@@ -191,7 +191,7 @@ async def _connect(target: Target, server: Server, seconds: float, command_secon
 
 
 def read_only(connection: Connection) -> bool:
-    """Whether the server takes no writes (any more). It says so by itself, with its next answer: nothing is asked here."""
+    """Whether the server accepts no writes (any more). This sends nothing: the server's last answer has said so."""
     settings = connection.get_settings()
     return "on" in (
         getattr(settings, "in_hot_standby", "off"),
@@ -200,8 +200,8 @@ def read_only(connection: Connection) -> bool:
 
 
 class Connector:
-    """Makes connections. Whoever is cancelled meanwhile does not break the attempt off: asyncpg would complain to the event
-    loop. It is finished without them, and `spare` is given the connection."""
+    """Makes connections. If a caller is cancelled meanwhile, the attempt goes on: cancelled, asyncpg would report an
+    error to the event loop. `spare` then gets the connection."""
 
     def __init__(self, target: Target, spare: Callable[[Connection], None]) -> None:
         self._target = target
@@ -227,40 +227,40 @@ class Connector:
             self._spare(attempt.result())
 
     async def close(self, seconds: float) -> None:
-        """Wait for attempts that nobody waits for."""
+        """Wait for attempts whose callers were cancelled."""
         if self._attempts:
             await asyncio.wait(self._attempts, timeout=seconds)
 
 
 def refused(error: BaseException) -> bool:
-    """The server is there, and this user, password or database is not: waiting does not help."""
+    """Whether the server answered that this user, password or database is wrong: waiting does not help."""
     return isinstance(error, asyncpg.PostgresError) and error.sqlstate in _REFUSED
 
 
 def unavailable(error: BaseException, target: Target) -> StoreUnavailableError | None:
-    """What may pass, as our error. None: it is something else, a bug most likely, and must be seen as what it is."""
+    """Relight's error for an error that may pass. None for any other: it is probably a bug, and must stay visible."""
     cause = _passing(error)
     return None if cause is None else unknown(cause, target)
 
 
 def unknown(cause: str, target: Target) -> StoreUnavailableError:
-    """For whoever cannot tell what became of an operation."""
+    """The error for an operation whose outcome is unknown."""
     return StoreUnavailableError(f"{target.name}: {cause}; nothing of this operation is known to be written")
 
 
 def _passing(error: BaseException) -> str | None:
-    """What is the matter, if it may pass."""
+    """The cause of an error that may pass; None for any other error."""
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
         return NO_WRITES
     if isinstance(error, asyncpg.PostgresError):
         code = error.sqlstate or ""
         passes = code in _PASSING or code[:2] in _PASSING_CLASSES
     else:
-        # Told by their text alone: a connection that was lost before it was used, and one to which the server has just said
-        # that it is shutting down (asyncpg then takes itself to be busy). The wrong use of one looks nearly the same.
+        # Two errors can be recognised only by their text: of a connection that was lost before it was used, and of one
+        # whose server is shutting down (asyncpg then reports to be busy). Wrong use of a connection looks similar.
         closed = isinstance(error, asyncpg.InterfaceError) and "closed" in str(error)
         closed |= isinstance(error, asyncpg.InternalClientError) and "cannot switch to state" in str(error)
-        # asyncio looks names up in a thread, and the system may have none.
+        # asyncio looks host names up in a thread, and the system may refuse one.
         closed |= isinstance(error, RuntimeError) and "new thread" in str(error)
         code = type(error).__name__
         passes = closed or isinstance(error, OSError | TimeoutError)

@@ -1,11 +1,11 @@
 """PostgresLeases: leases in the store's own schema, by the server's clock.
 
-A run's lease is the owner column of its row together with a session of that owner that has not lapsed; a session is a row of
-`orchestrators`, and a heartbeat writes that row alone.
+A run has a lease if its row has an owner, and that owner's session has not lapsed. A session is a row of
+`orchestrators`, and a heartbeat writes only that row.
 
-Ends are pushed (NOTIFY); lapses are nobody's act, and are found by looking at that small table when the next session that is
-known may have lapsed, or after two thirds of the ttl: sessions that nobody knew of may have begun. Behind PgBouncer, where
-nothing is pushed, the table is looked at every second.
+The end of a session is pushed (NOTIFY). No process causes a lapse, so lapses are found by reading that small table. It
+is read when the next known session may have lapsed, or after two thirds of the ttl, because unknown sessions may have
+begun. Behind PgBouncer nothing is pushed, and the table is read every second.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from relight.model.lease import Acquired, Lease, NotOwner, Orphaned, OwnedBy, Pr
 
 T = TypeVar("T")
 
-# Apart from the one that listens: so that a heartbeat waits for no long acquisition.
+# Two, besides the one that listens, so that a heartbeat does not wait for a long acquisition.
 CONNECTIONS = 2
-# Between two looks where nothing is pushed.
+# Between two readings of the table, where nothing is pushed.
 LOOK_SECONDS = 1.0
-# Between any two: our clock may be a little ahead of the end that we wait for.
+# At least between two readings: our clock may be a little ahead of the end of a session that we wait for.
 SHORTEST_SECONDS = 0.01
 
 
 class PostgresLeases:
-    """`url` and `schema` are the store's, which has made and upgraded the schema before."""
+    """`url` and `schema` are those of the store, which has created and migrated the schema before."""
 
     name = "store"
     in_store = True
@@ -48,9 +48,9 @@ class PostgresLeases:
         self._sql = queries(schema)
         self._pool: Pool | None = None
         self._owner = ""
-        self._who, self._process = Process(), ""  # and as JSON
+        self._who, self._process = Process(), ""  # the second is the first as JSON, with the reported trouble
         self._ttl_seconds = 0.0
-        self._watches: set[asyncio.Event] = set()  # to wake, when the manager is closed
+        self._watches: set[asyncio.Event] = set()  # set when the manager is closed
         self._listeners: set[Listener] = set()
 
     async def open(self, owner: str, process: Process, ttl_seconds: float) -> None:
@@ -58,7 +58,7 @@ class PostgresLeases:
         self._who = process
         self.report(process.trouble)
         await self._answer_of(prepare(self._target, self._schema, migrate=False))
-        # A heartbeat that gets no answer is given up in time for another one.
+        # A heartbeat without an answer fails early enough for another one.
         self._pool = Pool(self._target, CONNECTIONS, min(COMMAND_SECONDS, ttl_seconds / 3), self._moved)
 
     def _moved(self) -> None:
@@ -109,7 +109,7 @@ class PostgresLeases:
         return 0.0
 
     async def _look(self) -> tuple[list[Session], float]:
-        """All sessions, and what time it is by the clock that judged them."""
+        """All sessions, and the time by which they were judged fresh or lapsed."""
         rows = await self._fetch("sessions")
         return [session_from(row) for row in rows], rows[0][5] if rows else 0.0
 
@@ -135,14 +135,14 @@ class PostgresLeases:
         rows = await self._fetch("get_lease", run_id)
         return Lease(run_id, *rows[0]) if rows else None
 
-    # ---- hearing of others' ends
+    # ---- watching other sessions
 
     async def watch_orphans(self) -> AsyncIterator[Orphaned]:
         woken = asyncio.Event()
-        told: set[str] = set()
+        pushed: set[str] = set()
 
         def heard(owner: str) -> None:
-            told.add(owner)
+            pushed.add(owner)
             woken.set()
 
         listener = None
@@ -157,8 +157,8 @@ class PostgresLeases:
                 if self._pool is None:
                     return
                 after, now = await self._look()
-                ended = _ended(before, after) | told
-                told.clear()
+                ended = _ended(before, after) | pushed
+                pushed.clear()
                 before = after
                 for owner in sorted(ended - {self._owner}):
                     yield Orphaned(owner)
@@ -169,7 +169,7 @@ class PostgresLeases:
                 await listener.close()
 
     async def _wait(self, woken: asyncio.Event, sessions: list[Session], now: float) -> None:
-        """Until the next look."""
+        """Wait until the next reading."""
         ends = [session.expires_at - now for session in sessions if session.fresh and session.owner != self._owner]
         longest = LOOK_SECONDS if self._target.pgbouncer else self._ttl_seconds * 2 / 3
         with contextlib.suppress(TimeoutError):
@@ -179,7 +179,8 @@ class PostgresLeases:
 
 
 def _ended(before: list[Session], after: list[Session]) -> set[str]:
-    """Whose session is gone or has lapsed, also when it began only after the last look. One that began again is another."""
+    """The owners of sessions that are gone or have lapsed, also of those that began after the last reading. A session
+    that began again is another session."""
     gone = _begun(before, fresh=True) - _begun(after, fresh=True)
     lapsed = _begun(after, fresh=False) - _begun(before, fresh=False)
     return {owner for owner, _ in gone | lapsed}

@@ -1,7 +1,7 @@
-"""Hearing other processes: a connection that listens, and comes back by itself.
+"""Notifications from other processes: a connection that listens, and reconnects by itself.
 
-Notifications only wake; losing them costs latency. After each (re)connection anything may have been missed, and the listener
-says so. Where LISTEN cannot work (PgBouncer), `Ticker` says the same once in a while.
+Notifications only wake; a lost one costs latency. After each (re)connection some may have been missed, and the listener
+calls `missed`. Where LISTEN cannot work (PgBouncer), `Ticker` calls `missed` at intervals.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from relight.supervisor import Part, Supervisor
 
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 10.0
-# An idle connection that was cut without a word is noticed by asking it something.
+# An idle connection may be cut without an error. A statement this often shows whether it still works.
 PROBE_SECONDS = 30.0
 TICK_SECONDS = 1.0
 CLOSE_SECONDS = 2.0
@@ -43,11 +43,11 @@ class Listener:
         self._heard = heard
         self._missed = missed
         self._connector = Connector(target, lambda connection: connection.terminate())
-        self._lost = asyncio.Event()  # of the connection that listens
+        self._lost = asyncio.Event()  # set when the connection that listens is lost
         self._part = (supervisor or Supervisor()).keep(f"listen-{channel}", self._run, essential=False)
 
     def renew(self) -> None:
-        """Listen over a new connection: the server may not be the one any more that others tell their news."""
+        """Listen over a new connection: other processes may send their notifications to another server now."""
         self._lost.set()
 
     async def close(self) -> None:
@@ -65,13 +65,13 @@ class Listener:
                     connection.terminate()
                 pause = FIRST_PAUSE_SECONDS
             except (StoreUnavailableError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
-                # Polling goes on without us. Anything else is a bug, and the supervisor's.
-                _log.warning("cannot listen for news, asking again in %.1f s: %s", pause, error)
+                # Polling goes on meanwhile. Any other error is a bug, and the supervisor reports it.
+                _log.warning("cannot listen for news, trying again in %.1f s: %s", pause, error)
                 pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
             await wait(pause)
 
     async def _listen(self, connection: Connection, part: Part) -> None:
-        """Until the connection is lost, or its server is no primary any more."""
+        """Listen until the connection is lost, or its server is no primary any more."""
         lost = self._lost = asyncio.Event()
         connection.add_termination_listener(lambda _: lost.set())
         await connection.add_listener(self._channel, self._on_notification)
@@ -98,7 +98,7 @@ class Ticker:
         self._part = (supervisor or Supervisor()).keep("tick", self._run, essential=False)
 
     def renew(self) -> None:
-        """It has no connection."""
+        """Does nothing: a ticker has no connection."""
 
     async def close(self) -> None:
         await self._part.stop()
@@ -111,7 +111,7 @@ class Ticker:
 
 
 async def wait(seconds: float) -> None:
-    """By the event loop's clock: these pauses are about a real network, not about anything a test would simulate."""
+    """Wait by the event loop's clock: these pauses are about a real network, which no test simulates."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await asyncio.Event().wait()

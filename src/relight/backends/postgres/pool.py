@@ -1,7 +1,7 @@
-"""A few connections, kept open and given out one statement at a time.
+"""A few connections, kept open and used for one statement or transaction at a time.
 
-asyncpg's own pool resets a connection with one more round trip each time it comes back; ours are never in a state that needs
-it: whatever was interrupted, timed out or failed in a way that is not the statement's own fault is closed, not kept.
+asyncpg's own pool resets a connection, with one more round trip, each time it is given back. Connections of this pool
+never need that: after an interruption, a timeout, or a failure that is no fault of the statement, they are closed.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ T = TypeVar("T")
 Fetch = Callable[..., Awaitable[Sequence[Any]]]
 
 CLOSE_SECONDS = 2.0
-# Deadlocks and serialization failures: nothing was written, and the others go on meanwhile.
+# After a deadlock or a serialization failure. Nothing was written, and the other transactions go on meanwhile.
 ATTEMPTS = 5
-# Where the server says that a commit is on its own disk and on no other: somebody has broken off its wait for the standby.
+# The source of the server's warning that a commit is on its own disk only: its wait for the standby was cancelled.
 WAIT_FOR_STANDBY = "SyncRepWaitForLSN"
 
 
 class Pool:
-    """At most `size` connections, made when they are needed. Made and used on one event loop.
+    """At most `size` connections, made on demand. Made and used on one event loop.
 
-    `moved` is called when a server turns out not to be the primary any more, or does not answer: whatever else is connected
-    to it should connect anew, and may find itself elsewhere.
+    `moved` is called when a server is found not to be the primary any more, or does not answer: other connections to it
+    should be made anew, perhaps to another server.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Pool:
         command_seconds: float = COMMAND_SECONDS,
         moved: Callable[[], None] = lambda: None,
     ) -> None:
-        self.made = 0  # how many connections: each may lead to another server than the one before
+        self.made = 0  # how many connections were made: each may lead to another server than the one before
         self._target = target
         self._command_seconds = command_seconds
         self._moved = moved
@@ -65,7 +65,7 @@ class Pool:
         self._closed = False
 
     async def fetch(self, statement: str, *arguments: Any) -> list[Any]:
-        """The rows of one statement, which is a transaction of its own."""
+        """The rows of one statement, which is one transaction."""
 
         async def job(connection: Connection) -> list[Any]:
             return await connection.fetch(statement, *arguments)
@@ -78,23 +78,23 @@ class Pool:
         return rows[0][0] if rows else None
 
     async def session(self, job: Callable[[Fetch], Awaitable[T]]) -> T:
-        """Statements that are asked of one server, each a transaction of its own (behind PgBouncer all of them one). The job
-        may be called again, from the beginning."""
+        """Statements on one connection, each in its own transaction (behind PgBouncer all in one). The job may be
+        called again, from the beginning."""
         return await self._run(lambda connection: job(connection.fetch), transaction=self._target.pgbouncer)
 
     async def transaction(self, job: Callable[[Fetch], Awaitable[T]]) -> T:
-        """Several statements. The job may be called again, from the beginning."""
+        """Several statements in one transaction. The job may be called again, from the beginning."""
         return await self._run(lambda connection: job(connection.fetch), transaction=True)
 
     def drop_idle(self) -> None:
-        """What is asked next is asked over a new connection."""
+        """Close the idle connections, so that the next statement uses a new one."""
         idle, self._idle = self._idle, []
         for connection in idle:
             connection.terminate()
 
     async def close(self) -> None:
-        """Waits for what was asked before, all at once: a server that hangs costs CLOSE_SECONDS, not a multiple of them."""
-        self._closed = True  # what is given back from now on is not kept
+        """Waits for all earlier statements at once: a server that hangs costs CLOSE_SECONDS, not a multiple."""
+        self._closed = True  # connections that are given back from now on are closed
         idle, self._idle = self._idle, []
         await asyncio.gather(
             self._given_back(), self._connector.close(CLOSE_SECONDS), *(close(connection) for connection in idle)
@@ -139,7 +139,7 @@ class Pool:
                 raise passing from error
             raise
         except BaseException as error:
-            # Cancelled, timed out, cut off, or a bug in the middle of a conversation with the server.
+            # After a cancellation, a timeout, a lost connection or a bug, the connection's state is unknown.
             connection.terminate()
             if isinstance(error, TimeoutError):
                 self._leave()
@@ -148,7 +148,7 @@ class Pool:
             raise
         if connection.is_closed():
             raise unknown("the connection was lost with the answer", self._target)
-        if self._target.primary and read_only(connection):  # its answer may be from the past
+        if self._target.primary and read_only(connection):  # its answer may be old data
             connection.terminate()
             self._leave()
             raise unknown(NO_WRITES, self._target)
@@ -156,7 +156,7 @@ class Pool:
         return result
 
     def _leave(self) -> None:
-        """The server is no primary any more, or does not answer. New connections may find the one that is, and does."""
+        """The server is no primary any more, or does not answer. New connections may find the primary."""
         self.drop_idle()
         self._moved()
 
@@ -168,7 +168,7 @@ class Pool:
         try:
             return self._new(await self._connector.connect(self._command_seconds))
         except asyncpg.PostgresError as error:
-            if refused(error):  # we were let in before: a password is changed, or a new primary does not know us yet
+            if refused(error):  # it worked before: perhaps a password is being changed, or the primary is new
                 raise unknown(f"{error} [{error.sqlstate}]", self._target) from error
             raise
 
@@ -178,7 +178,7 @@ class Pool:
         return connection
 
     async def _give_back(self, connection: Connection, error: asyncpg.PostgresError, *, transaction: bool) -> None:
-        """After an error that the server sent: it has ended the statement, and the session goes on."""
+        """Called after an error that the server sent: the statement has ended, and the session goes on."""
         if error.sqlstate == READ_ONLY:
             connection.terminate()
             self._leave()
@@ -199,13 +199,14 @@ class Pool:
 
 
 def _noticed(connection: Any, message: asyncpg.PostgresLogMessage) -> None:
-    """A commit that no standby is known to have is no commit yet. Closed, its outcome is unknown; asking again waits."""
+    """A commit that no standby is known to have is no commit yet. Close the connection, which makes its outcome
+    unknown. The repeated commit then waits for the standby."""
     if message.server_source_function == WAIT_FOR_STANDBY:
         connection.terminate()
 
 
 async def close(connection: Connection) -> None:
-    """In order if the server answers soon, and at once if not."""
+    """Close a connection in order if the server answers soon, otherwise at once."""
     try:
         await connection.close(timeout=CLOSE_SECONDS)
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):

@@ -13,8 +13,8 @@ _SCHEMA = re.compile(r"(pg_notify\(')?\brelight\.")
 
 
 def _in_schema(text: str, schema: str) -> str:
-    """The files are written for the schema `relight`. In quotes, since a name may be a word of SQL's (user, order). The names of
-    the channels are texts, and have none."""
+    """The files are written for the schema `relight`: replace its name. The name is quoted, because it may be a keyword
+    of SQL (user, order). The names of channels are strings, and are not quoted."""
     assert SCHEMA_NAME.fullmatch(schema), schema
     return _SCHEMA.sub(lambda found: f"{found[1]}{schema}." if found[1] else f'"{schema}".', text)
 
@@ -27,5 +27,5 @@ def queries(schema: str) -> dict[str, str]:
 
 @cache
 def migrations(schema: str) -> tuple[str, ...]:
-    """The scripts in order."""
+    """The migration scripts in order."""
     return numbered_scripts(__package__, lambda text: _in_schema(text, schema))

@@ -1,5 +1,5 @@
 -- Every statement of the PostgreSQL store; the functions it calls are made by the migrations. `-- name:` gives the name,
--- "relight." stands for the schema's name. Many values come as arrays: one statement, whatever their number.
+-- "relight." is replaced by the schema's name. Many values come as arrays: one statement, whatever their number.
 
 -- name: append_batch
 SELECT relight.append_batch($1, $2, $3, $4, $5);
@@ -9,16 +9,16 @@ SELECT relight.commit_batch($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $
     $22, $23, $24, $25);
 
 -- name: next_keys
--- The first of a block of keys that nobody else gets.
+-- The first of a block of keys that no other process gets.
 SELECT nextval('relight.run_keys');
 
 -- name: root_keys
 SELECT id, key FROM relight.runs WHERE id = ANY ($1::text[]) AND root_id IS NULL;
 
 -- name: refused
--- What is there in place of what a commit found: the run, and the journal's last sequence. The lock makes a commit of this
--- question, and with synchronous replication it is answered when the standby has everything before it: what a restarted
--- primary has on its own disk alone must not be taken for committed.
+-- What is stored for a refused commit: the run, and the journal's last sequence. The lock makes this query a commit.
+-- With synchronous replication it is therefore answered only when the standby has everything before it: what a
+-- restarted primary has on its own disk only must not be treated as committed.
 SELECT r.*, h.last FROM relight.runs AS r LEFT JOIN relight.heads AS h ON h.run = r.key WHERE r.id = ANY ($1::text[])
 FOR KEY SHARE OF r;
 
@@ -65,7 +65,7 @@ SELECT extract(epoch FROM clock_timestamp())::double precision;
 SELECT * FROM relight.runs WHERE id = ANY ($1::text[]);
 
 -- name: newer_statuses
--- Those that a newer version has written: they begin with a number (model/formats.py). From one to the next by the index.
+-- The statuses of newer versions, which begin with a number (model/formats.py). The index leads from one to the next.
 WITH RECURSIVE each (status) AS (
     SELECT min(status) FROM relight.runs WHERE status < ':'
     UNION ALL
@@ -74,14 +74,14 @@ WITH RECURSIVE each (status) AS (
 SELECT status FROM each WHERE status IS NOT NULL;
 
 -- name: list_runs
--- The unary plus is how its index is written, and how the others avoid it.
+-- This query's index is on the expression with the unary plus. Queries without the plus do not use that index.
 SELECT * FROM relight.runs
 WHERE (+created_at, id) < ($1::double precision, $2::text) AND +created_at >= $3::double precision
     AND (NOT $4::boolean OR root_id IS NULL)
 ORDER BY +created_at DESC, id DESC LIMIT $5;
 
 -- name: list_runs_by_status
--- One search per status, merged: an index holds each status in order, not several of them together.
+-- One search per status, merged: the index has the runs of each status in order, not of several together.
 SELECT r.* FROM unnest($6::text[]) AS wanted (status) CROSS JOIN LATERAL (
     SELECT * FROM relight.runs
     WHERE status = wanted.status AND (created_at, id) < ($1::double precision, $2::text) AND created_at >= $3::double precision
@@ -91,7 +91,7 @@ SELECT r.* FROM unnest($6::text[]) AS wanted (status) CROSS JOIN LATERAL (
 ORDER BY r.created_at DESC, r.id DESC LIMIT $5;
 
 -- name: list_runs_by_flow
--- By each status, like the one above: a flow's few failures are found among its million successes.
+-- By each status, like list_runs_by_status: so a flow's few failures are found quickly among its million successes.
 SELECT r.* FROM unnest($6::text[]) AS wanted (status) CROSS JOIN LATERAL (
     SELECT * FROM relight.runs
     WHERE flow = $7 AND status = wanted.status AND (created_at, id) < ($1::double precision, $2::text)
@@ -107,14 +107,14 @@ WHERE parent_id = $8 AND (created_at, id) < ($1::double precision, $2::text) AND
 ORDER BY created_at DESC, id DESC LIMIT $5;
 
 -- name: active_roots
--- A page after the run $2; where that run is gone the listing starts over, which repeats runs but misses none.
+-- A page after the run $2. If that run is gone, the listing starts over, which repeats runs but misses none.
 SELECT * FROM relight.runs
 WHERE root_id IS NULL AND owner = $1 AND status IN ('pending', 'running', 'waiting', 'paused')
     AND (created_at, id) > (coalesce((SELECT created_at FROM relight.runs WHERE id = $2), '-infinity'), $2::text)
 ORDER BY created_at, id LIMIT $3;
 
 -- name: owners
--- Jumps from owner to owner in the index, whatever the number of runs between them.
+-- The index leads from one owner to the next: the cost is one step per owner, however many runs it owns.
 WITH RECURSIVE found (owner) AS (
     (SELECT owner FROM relight.runs
      WHERE root_id IS NULL AND owner IS NOT NULL AND status IN ('pending', 'running', 'waiting', 'paused')
@@ -172,7 +172,8 @@ SELECT run_id, key, index, digest, output, output_blob FROM relight.items
 WHERE run_id = $1 AND ($2::text IS NULL OR key = $2) AND index >= 0 ORDER BY key, index;
 
 -- name: foreach_progress
--- A key with a bracket behind the prefix is that of a foreach inside an item of another. Items are counted by the index alone.
+-- A key with a bracket after the prefix belongs to a foreach inside an item of another. Only the index is read to
+-- count.
 WITH done AS (
     SELECT key, count(*) AS items FROM relight.items WHERE run_id = $1 AND index >= 0
     GROUP BY key HAVING strpos(substr(key, length($2::text) + 1), '[') = 0),
@@ -194,8 +195,8 @@ SELECT j.sequence, j.event, j.crc FROM relight.runs AS r JOIN relight.journal AS
 WHERE r.id = $1 AND j.sequence > $2 ORDER BY j.sequence LIMIT $3;
 
 -- name: journals
--- Checkpoint and tail of many roots, by one statement: a checkpoint stored between two of them would drop entries of a tail
--- that is not read yet.
+-- Checkpoint and tail of many roots, by one statement: a checkpoint stored between two statements would delete entries
+-- of a tail that is not read yet.
 SELECT r.id, c.sequence, c.state, c.crc, t.sequences, t.events, t.crcs
 FROM relight.runs AS r LEFT JOIN relight.checkpoints AS c ON c.run = r.key
 CROSS JOIN LATERAL (
@@ -226,13 +227,13 @@ SELECT relight.forget_session($1);
 SELECT value FROM relight.settings WHERE name = 'leases';
 
 -- name: set_lease_manager
--- A row if it was set: what is remembered is still $2, or nothing is.
+-- Returns a row if it was set: the stored value was still $2, or there was none.
 INSERT INTO relight.settings AS s (name, value) VALUES ('leases', $1)
 ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE s.value = $2::text
 RETURNING value;
 
 -- name: sessions
--- With what the clock says: few rows, one per orchestrator.
+-- Few rows, one per orchestrator, each with the present time of the server's clock.
 SELECT o.owner, o.process, o.started_at, o.heartbeat_at, o.expires_at, c.now
 FROM relight.orchestrators AS o, relight.clock() AS c (now) ORDER BY o.owner;
 

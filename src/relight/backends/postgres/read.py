@@ -1,4 +1,4 @@
-"""Listings and journals: the reads that take more than one line."""
+"""Listings and journals: the reads that need more than one line of code."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from relight.model.journal import Journal
 from relight.model.run import Page, RunFilter, Status, cursor_from, parse_cursor
 from relight.model.text import check_filter
 
-# Journals read by one statement. More would save little; this many, of a thousand entries each, still fit in memory.
+# How many journals one query reads. More would save little. So many journals of a thousand entries still fit in memory.
 ROOTS_PER_QUERY = 64
 
-# A page or an index that does not read back: PostgreSQL's own checksums have found it.
+# SQLSTATEs for a page or an index that cannot be read, found by PostgreSQL's own checksums.
 _DAMAGE = ("XX001", "XX002")
 
 
 async def list_runs(pool: Pool, sql: dict[str, str], where: RunFilter) -> Page:
-    """One more row than wanted tells whether there is a next page."""
+    """One page of runs. The query reads one more row than wanted, which shows whether there is a next page."""
     check_filter(where)
     since = float("-inf") if where.since is None else where.since
     page = (*parse_cursor(where.cursor), since, where.roots_only, where.limit + 1)
     statuses: list[str] = list(dict.fromkeys(where.status or Status))
-    if Status.PAUSED in statuses:  # as which those are shown that a newer version has written
+    if Status.PAUSED in statuses:  # runs with a newer version's status are shown as paused
         statuses += [status for (status,) in await pool.fetch(sql["newer_statuses"])]
     if where.parent_id is not None:
         rows = await pool.fetch(sql["list_runs_by_parent"], *page, statuses, where.flow, where.parent_id)
@@ -71,7 +71,7 @@ def _journal(root_id: str, row: Row | None) -> Journal | CorruptionError:
 
 
 async def _alone(pool: Pool, sql: dict[str, str], root_id: str) -> Journal | Exception:
-    """One journal, or what is wrong with it: the server does not say which entry it could not read."""
+    """One journal, or the error. The error has no sequence: the server does not say which entry it could not read."""
     try:
         rows = await pool.fetch(sql["journals"], [root_id])
     except asyncpg.PostgresError as error:

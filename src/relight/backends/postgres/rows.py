@@ -1,5 +1,5 @@
-"""Between rows and the model: what is PostgreSQL's own, in the order of the types of the migrations. The rest is in
-`backends/rows.py`."""
+"""Conversion between rows and the model that only PostgreSQL needs, with the columns in the order of the types in the
+migrations. The rest is in `backends/rows.py`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def ended(status: Status, hold: Hold | None) -> int:
 
 
 def run_row(root: int, key: int, run: Run, last: int) -> tuple[Any, ...]:
-    """A `new_run`; `last` is the last sequence of the journal it begins with."""
+    """A `new_run`; `last` is the last sequence of its first journal entries."""
     check_run(run)
     return (root, last, ended(run.status, run.hold), key, *run_columns(run))
 

@@ -1,4 +1,4 @@
-"""The schema: made, upgraded and checked. Ten processes may start at once: one migrates, the others wait for it."""
+"""The schema: created, migrated and checked. Ten processes may start at once: one migrates, the others wait for it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from relight.errors import ConfigError, StoreFormatError, StoreUnavailableError
 from relight.model.formats import compatible_since
 
 LOCK_CLASS = 1382370420  # "ReLt"; the migrations use the same
-LOCK_SECONDS = 1.0  # a migration waits for each table, then lets everybody else go first, and tries again,
-MOST_TRIES = 120  # so often
-MIGRATE_SECONDS = 600.0  # a migration of a large table takes its time, and so does waiting for another process's
+LOCK_SECONDS = 1.0  # a migration waits so long for each table, then lets other processes go first and tries again
+MOST_TRIES = 120  # of a migration
+MIGRATE_SECONDS = 600.0  # for a migration of a large table, and for waiting until another process has migrated
 
 _COLUMN = """
 SELECT EXISTS (SELECT FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid
@@ -32,7 +32,7 @@ FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE n.nspn
 
 
 def check_name(schema: str) -> str:
-    """The name, if it is one that people need not quote, but for SQL's own words."""
+    """Return the name if it is a plain one, which SQL can write without quotes unless it is a keyword."""
     if not SCHEMA_NAME.fullmatch(schema):
         raise ConfigError(
             f"schema {schema!r}: use up to 31 small letters, digits and underscores, not a digit nor pg_ first"
@@ -41,14 +41,15 @@ def check_name(schema: str) -> str:
 
 
 async def prepare(target: Target, schema: str, *, migrate: bool) -> None:
-    """Raise StoreFormatError for a schema that is not ours, newer than us or (unless it may be migrated) missing or old."""
+    """Migrate the schema if `migrate`. Raise StoreFormatError for a schema that is another program's, too new for this
+    version, or, without `migrate`, missing or old."""
     async with _connected(target, schema) as connection:
         await _prepare(connection, target, schema, migrate=migrate)
 
 
 @contextlib.asynccontextmanager
 async def _connected(target: Target, schema: str) -> AsyncIterator[Connection]:
-    """A connection of its own, with the errors of opening."""
+    """A connection for one use. Its errors become those of opening a store."""
     try:
         connection = await connect(target)
     except asyncpg.PostgresError as error:
@@ -76,7 +77,7 @@ async def _prepare(connection: Connection, target: Target, schema: str, *, migra
     while True:
         async with connection.transaction():
             found = await _version(connection, where, schema, len(scripts))
-        if found >= len(scripts):  # more: a newer version has added what this one can go on with
+        if found >= len(scripts):  # if greater: a newer version has migrated it in a way that this version can use
             return
         if not migrate:
             state = "is missing" if found == 0 else f"has version {found} of {len(scripts)}"
@@ -94,8 +95,8 @@ async def _prepare(connection: Connection, target: Target, schema: str, *, migra
 
 
 async def _migrate(connection: Connection, where: str, schema: str, found: int) -> bool:
-    """In a transaction. False if another process has migrated while we waited for our turn: then we look again from the
-    beginning, in a new one, since within this one the server may go on believing that there is no such schema."""
+    """Called in a transaction. False if another process has migrated while this one waited for the lock. Then the
+    caller begins again in a new transaction, because in this one the server may still see no such schema."""
     scripts = migrations(schema)
     lock = crc32(schema.encode()) - (1 << 31)
     await connection.execute("SELECT pg_advisory_xact_lock($1, $2)", LOCK_CLASS, lock, timeout=MIGRATE_SECONDS)
@@ -105,7 +106,8 @@ async def _migrate(connection: Connection, where: str, schema: str, found: int) 
     else:
         unchanged = await _version(connection, where, schema, len(scripts)) == found
     if unchanged:
-        # Other versions are at work on these tables. Whoever comes while we wait for one of them waits behind us: not for long.
+        # Processes of other versions use these tables. While this one waits for a table's lock, later statements wait
+        # behind it. The timeout keeps that short.
         await connection.execute(f"SET LOCAL lock_timeout = '{round(LOCK_SECONDS * 1000)}ms'")
         await _apply(connection, schema, scripts, found)
     return unchanged
@@ -123,7 +125,7 @@ async def _apply(connection: Connection, schema: str, scripts: tuple[str, ...], 
             f'INSERT INTO "{schema}".relight_schema (version, applied_at) VALUES ($1, now())',  # noqa: S608 - a checked name
             number,
         )
-    if await _says_compatible(connection, schema):  # else, in a test, only some of the migrations were applied
+    if await _says_compatible(connection, schema):  # false only in a test that applies some of the migrations
         for number, script in enumerate(scripts[found:], start=found + 1):
             await connection.execute(
                 f'UPDATE "{schema}".relight_schema SET compatible = $2 WHERE version = $1',  # noqa: S608 - as above
@@ -133,12 +135,12 @@ async def _apply(connection: Connection, schema: str, scripts: tuple[str, ...], 
 
 
 async def _says_compatible(connection: Connection, schema: str) -> bool:
-    """Whether the schema has come so far that it says with what it can be shared."""
+    """Whether the schema is new enough to record with which versions it can be shared."""
     return bool(await connection.fetchval(_COLUMN, schema))
 
 
 async def _needed(connection: Connection, schema: str, known: int) -> int:
-    """Which version of the schema a process must know that does not know all of its migrations."""
+    """The schema version that a process must know to use a schema with migrations newer than `known`."""
     if not await _says_compatible(connection, schema):
         return sys.maxsize
     needed: int = await connection.fetchval(
@@ -149,20 +151,20 @@ async def _needed(connection: Connection, schema: str, known: int) -> int:
 
 
 async def version_of(target: Target, schema: str) -> int:
-    """How many migrations have been applied; 0 for a schema that is missing. Nothing is written; raises what opening would."""
+    """How many migrations have been applied; 0 for a missing schema. Writes nothing. Raises the errors of opening."""
     async with _connected(target, schema) as connection, connection.transaction():
         return await _version(connection, f"{target.name}, schema {schema}", schema, len(migrations(schema)))
 
 
 async def _tables(connection: Connection, schema: str) -> tuple[int, int]:
-    """How many tables, indexes and the like there are, and whether our own is among them."""
+    """How many tables, indexes and the like there are, and whether `relight_schema` is among them (1 or 0)."""
     row = await connection.fetchrow(_TABLES, schema)
     assert row is not None
     return row[0], row[1]
 
 
 async def _version(connection: Connection, where: str, schema: str, newest: int) -> int:
-    """How many migrations have been applied; 0 for a schema that is missing or empty. A checked name holds no quotes."""
+    """How many migrations have been applied; 0 for a missing or empty schema. The name is checked: it has no quotes."""
     tables, ours = await _tables(connection, schema)
     if not tables:
         return 0

@@ -1,14 +1,14 @@
 """PostgresStore: the whole Store protocol in one schema of a PostgreSQL database (14 or newer).
 
-At most five connections per process: two for commits, so that a long listing never delays one; two for everything else; one
-that listens.
+At most five connections per process: two for commits, so that a long listing never delays them; two for everything
+else; one that listens.
 
-Times: `now()` is the server's clock. `updated_at` is the injected clock's, like every time in a commit: rows are stamped by
-whoever wrote them, and compared only with what the same clock wrote.
+Times: `now()` is the server's clock. `updated_at` is the injected clock's, like every time in a commit: the process
+that writes a row sets its times, and they are compared only with times of the same clock.
 
-Behind PgBouncer in transaction mode say `?pgbouncer=true`. Then nothing may outlive a transaction on the server: statements
-are prepared anew each time, each stands in a BEGIN and COMMIT of its own (four round trips instead of one), and there is no
-LISTEN, so that news of other processes takes up to a second.
+Behind PgBouncer in transaction mode write `?pgbouncer=true`. Then no state of a session outlives a transaction:
+statements are prepared anew each time, each has its own BEGIN and COMMIT (four round trips instead of one), and there
+is no LISTEN, so that news of other processes takes up to a second.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from relight.model.text import storable
 from relight.ports.store import KEPT_DEDUPS, Commit, CommitResult
 from relight.supervisor import Supervisor
 
-CONNECTIONS = 2  # apart from those for commits and the one that listens
+CONNECTIONS = 2  # besides those for commits and the one that listens
 
 
 class PostgresStore:
-    """`url` as asyncpg takes it, several hosts included: the one that takes writes is looked for."""
+    """`url` as asyncpg accepts it. With several hosts in it, the store looks for the one that accepts writes."""
 
     lanes = 2  # while the server works on one batch, the engine goes on with the runs of the other
 
@@ -64,7 +64,7 @@ class PostgresStore:
         self._migrate = migrate
         self.schema = check_name(schema)
         self._sql = queries(self.schema)
-        self._sender = str(SYSTEM_ENTROPY.uuid())  # tells our own notifications from others'
+        self._sender = str(SYSTEM_ENTROPY.uuid())  # distinguishes this store's own notifications
         self._rest: Pool | None = None
         self._committing: tuple[Pool, Committer] | None = None
         self._hearing: Listener | Ticker | None = None
@@ -83,11 +83,11 @@ class PostgresStore:
         return await version_of(self._target, self.schema), len(migrations(self.schema))
 
     async def migrate(self) -> None:
-        """Bring the schema up to date, whatever `migrate` said: for the command line. The store need not be open."""
+        """Bring the schema up to date, also if `migrate` is false: for the command line. The store need not be open."""
         await prepare(self._target, self.schema, migrate=True)
 
     async def close(self) -> None:
-        """Waits for what was asked before. Closing twice, or without having opened, does nothing."""
+        """Waits for earlier calls. If the store is not open, this does nothing."""
         hearing, self._hearing = self._hearing, None
         committing, self._committing = self._committing, None
         rest, self._rest = self._rest, None
@@ -95,7 +95,8 @@ class PostgresStore:
         await asyncio.gather(*(part.close() for part in parts if part is not None))
 
     def _moved(self) -> None:
-        """One connection has found out; the others might not for a long time, those that only read or listen never."""
+        """One connection has noticed that the primary has changed. The others might notice much later, and those that
+        only read or listen never."""
         if self._rest is not None and self._committing is not None:
             self._rest.drop_idle()
             self._committing[0].drop_idle()
@@ -119,10 +120,10 @@ class PostgresStore:
     async def commit(self, commits: Sequence[Commit]) -> list[CommitResult]:
         return await self._committer.commit(commits) if commits else []
 
-    # ---- hearing other processes
+    # ---- news of other processes
 
     def watch(self, changed: Callable[[News], None], supervisor: Supervisor | None = None) -> None:
-        _ = self._pool  # only an open store hears
+        _ = self._pool  # raises if the store is not open
         self._changed = changed
         if self._hearing is None:
             if self._target.pgbouncer:
@@ -139,7 +140,7 @@ class PostgresStore:
         if sender == self._sender or self._changed is None:
             return
         known = flags.isdecimal() and int(flags) <= News.ANYTHING.value
-        self._changed(News(int(flags)) if known else News.ANYTHING)  # a newer Relight may have more to tell
+        self._changed(News(int(flags)) if known else News.ANYTHING)  # a newer version may have more kinds of news
 
     # ---- runs
 

@@ -1,14 +1,14 @@
 """The group commit: many roots' commits in one transaction, in a handful of statements.
 
     BEGIN IMMEDIATE
-      has another connection written since our last transaction?   no → what we know of our roots still holds
-      fence: one query for all roots that we do not know
+      has another connection written since our last transaction?   no → the remembered roots are still right
+      fence: one query for all roots that are not remembered
       decide each commit, in order, in memory, and gather its rows
       one multi-row statement per table
     COMMIT
 
-Every statement hands the interpreter lock over and back, and may wait milliseconds for a busy event loop to return it:
-so the number of statements depends on the kinds of things written, not on their number.
+Every statement releases the interpreter lock and acquires it again, and may wait milliseconds for it while the event
+loop is busy. So the number of statements depends on the kinds of rows written, not on their number.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from relight.backends.sqlite.writes import Writes
 from relight.model.run import TERMINAL, Hold, Status
 from relight.ports.store import NO_EXTRAS, Commit, CommitResult, Committed, Exists, Extras, Fenced
 
-# Roots are forgotten when they end or are parked; this bounds what is left of runs that were dropped.
+# Roots are forgotten when they end or are parked. This bounds the rest: runs that this process lost without either.
 MAX_KNOWN_ROOTS = 50_000
 
 _fences = msgspec.json.Decoder(list[tuple[str, int, int, int, int, int, int]])
@@ -37,15 +37,15 @@ class Root(msgspec.Struct, gc=False):
     key: int
     epoch: int
     last: int
-    ended: bool = False  # it is terminal: nothing is ever added behind the end,
-    resumable: bool = False  # unless recovery gave up on it, and the commit is there to reopen it
+    ended: bool = False  # it is terminal: no entry is added, unless it is resumable and the commit reopens it
+    resumable: bool = False  # recovery gave up on it
 
 
 class Committer:
     """Applies batches on one connection and remembers its roots between them.
 
-    The memory is trusted only inside a transaction in which `PRAGMA data_version` tells that no other connection
-    has written since: that is the same comparison as reading the rows, without reading them.
+    What it remembers is used only inside a transaction in which `PRAGMA data_version` shows that no other connection
+    has written since. That is as safe as reading the rows, without reading them.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Committer:
             self._roots.pop(root_id, None)
 
     def commit(self, connection: apsw.Connection, commits: Sequence[Commit], now: float) -> list[CommitResult]:
-        """One transaction. When it fails, its outcome is unknown and the same batch may be given again."""
+        """One transaction. If it fails, its outcome is unknown, and the caller may give the same batch again."""
         connection.execute("BEGIN IMMEDIATE")
         try:
             self._refresh(connection)
@@ -67,7 +67,7 @@ class Committer:
             results = batch.apply(commits)
             connection.execute("COMMIT")
         except BaseException:
-            # Nothing of it is known to be written, so nothing concluded from it may be remembered.
+            # Nothing of the batch is known to be written, so what it changed in `_roots` must not be used again.
             self._connection = None
             rollback(connection)
             raise
@@ -88,11 +88,11 @@ class _Batch:
     def __init__(self, connection: apsw.Connection, roots: dict[str, Root], now: float) -> None:
         self._connection = connection
         self._roots = roots
-        self._children: set[str] = set()  # ids taken by runs that are no roots
-        self._created: set[str] = set()  # ids this batch has taken
-        self._continued: set[str] = set()  # roots that this batch has begun anew
+        self._children: set[str] = set()  # ids of existing runs that are no roots
+        self._created: set[str] = set()  # ids of roots that this batch has created
+        self._continued: set[str] = set()  # roots of which this batch has begun the next generation
         self._writes = Writes(connection, now)
-        self.left: list[str] = []  # roots nobody holds in memory (any more): no commits to expect
+        self.left: list[str] = []  # roots without an owner: no more commits are expected for them
 
     def apply(self, commits: Sequence[Commit]) -> list[CommitResult]:
         self._load(commits)
@@ -104,7 +104,7 @@ class _Batch:
         ]
 
     def _load(self, commits: Sequence[Commit]) -> None:
-        """Read the fences of all roots not known yet, and which of the new runs' ids are taken."""
+        """Read the fences of all roots that are not remembered, and which of the new runs' ids exist already."""
         roots = self._roots
         wanted = {commit.root_id for commit in commits if commit.root_id not in roots}
         for commit in commits:
@@ -135,7 +135,7 @@ class _Batch:
         return self._append(commit, root)
 
     def _append(self, commit: Commit, root: Root) -> Committed:
-        if commit.root_id in self._continued:  # what follows is no part of the generation that is dropped
+        if commit.root_id in self._continued:  # delete the old generation first, or this commit would go with it
             self._writes.flush()
         if commit.next is None:
             root.last = self._writes.entries(root.key, commit.after, commit.entries)
@@ -213,9 +213,8 @@ class _Batch:
     # ---- answers that were lost, and refusals
 
     def _repeated(self, commit: Commit, root: Root) -> Committed | None:
-        """The writer is behind the journal: if exactly its entries stand there, an answer was lost.
-
-        Then the commit must not be applied again: later ones may have changed the same rows.
+        """The commit begins before the journal's end. If the journal has exactly its entries, it was written before,
+        and the answer was lost. Then it must not be applied again: later commits may have changed the same rows.
         """
         end = commit.after + len(commit.entries)
         if end > root.last:
@@ -227,16 +226,17 @@ class _Batch:
         return Committed(end) if [row[0] for row in stored] == commit.entries else None
 
     def _stands_for_all(self, root: Root, sequence: int, state: bytes) -> bool:
-        """Whether this is the root's checkpoint."""
+        """Whether the root's checkpoint has this sequence and this state."""
         stored = read.rows(self._connection, "read_checkpoint", (root.key,))
         return [row[:2] for row in stored] == [(sequence, state)]
 
     def _repeated_creation(self, commit: Commit, root: Root | None) -> Committed | None:
-        """The same creation, entry by entry and to the instant, of a run that nobody has driven since."""
+        """Committed if this commit has already created this run: the row and all entries are the same, times included,
+        and no process has driven the run since."""
         run = commit.create
         assert run is not None
         if root is None or root.last != commit.after + len(commit.entries) or run.id in self._created:
-            return None  # within one batch it is no repetition: two callers want the same id
+            return None  # in the same batch it is no repeated commit: two callers want the same id
         self._writes.flush()
         stored = read.runs(self._connection, "get_runs", (json_array([run.id]),))[0]
         if stored != run:
@@ -249,7 +249,7 @@ class _Batch:
         found = read.runs(self._connection, "get_runs", (json_array([commit.root_id]),))
         run = found[0] if found else None
         if commit.create is not None:
-            assert run is not None, "only a taken id refuses a creation"
+            assert run is not None, "a creation is refused only if the id exists"
             return Exists(run)
         if run is None or not run.is_root:
             return Fenced(None, None)

@@ -1,7 +1,7 @@
-"""Opening the file: what is refused and why, pragmas, migrations, and SQLite's errors as ours.
+"""Opening the file: what is refused and why, pragmas, migrations, and SQLite's errors as Relight's.
 
 One connection belongs to one thread. Two processes may have the file open: each write transaction begins with
-BEGIN IMMEDIATE, so that it waits for its turn at the start and can never be refused in the middle.
+BEGIN IMMEDIATE, so that it waits for its turn at the start and is never refused in the middle.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from relight.model.formats import compatible_since
 
 APPLICATION_ID = 0x52654C74  # "ReLt"
 
-# A writer waits for other processes' transactions by asking again and again. SQLite's own busy timeout sleeps longer
-# each time, up to 100 ms, and so loses to a process that commits without a pause: of four, one waited for 5 s. Asking
-# every millisecond gives each its share (nobody waited over 0.2 s).
+# A writer waits for other processes' transactions by trying again and again. SQLite's own busy timeout sleeps longer
+# each time, up to 100 ms. Then a process that commits without a pause always comes first: of four processes, one waited
+# for 5 s. With a try every millisecond each process gets its share (none waited over 0.2 s).
 BUSY_RETRY_SECONDS = 0.001
-# Generous: transactions are short, and a refused commit stops a run's progress.
+# This is long, because transactions are short and a refused commit stops a run's progress.
 BUSY_RETRIES = 120_000
-# Fewer pages between checkpoints copy the same hot pages more often; more make the WAL larger (4,000 are 16 MB).
+# With fewer pages, checkpoints copy the same hot pages more often; with more, the WAL is larger (4,000 are 16 MB).
 CHECKPOINT_PAGES = 4_000
-# A WAL that outgrew this, while readers kept it from starting over, is cut back.
+# While readers keep the WAL from starting over, it may grow beyond this. Later it is truncated to this size.
 WAL_LIMIT_BYTES = 64_000_000
 
 SMALLEST_DATABASE_BYTES = 512
@@ -39,7 +39,7 @@ _FLAGS = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOMUTEX
 
 
 def migrations() -> tuple[str, ...]:
-    """The scripts in order."""
+    """The migration scripts in order."""
     return numbered_scripts(__package__)
 
 
@@ -51,16 +51,16 @@ def connect(
     busy_retries: int = BUSY_RETRIES,
     give_up: threading.Event | None = None,
 ) -> apsw.Connection:
-    """A connection with our pragmas. Raises apsw's errors: see `opening_error` and `runtime_error`.
+    """A connection with Relight's pragmas. Raises apsw's errors: see `opening_error` and `runtime_error`.
 
-    Only the first may `create` the file: reopening one that has vanished would go on with an empty database. Once `give_up` is
-    set, it does not wait for other processes.
+    Only the first connection may `create` the file: if the file has vanished since, a later one would go on with an
+    empty database. Once `give_up` is set, the connection does not wait for other processes.
     """
     stop = give_up or threading.Event()
     flags = _FLAGS | apsw.SQLITE_OPEN_CREATE if create else _FLAGS
     if create:
         create_private(path)
-    # Its statement cache is a ring of executions, not of statements: a small one would forget the group commit's own.
+    # apsw's statement cache is a ring of executions, not of statements: a small one would drop the group commit's own.
     connection = apsw.Connection(str(path), flags=flags, vfs=vfs, statementcachesize=1000)
     try:
         connection.set_busy_handler(lambda retries: not stop.wait(BUSY_RETRY_SECONDS) and retries < busy_retries)
@@ -75,15 +75,15 @@ def connect(
 
 
 def create_private(path: Path) -> None:
-    """Make the file, if it is missing, readable by its owner only: it holds whatever flows are given. SQLite gives its
-    neighbours the same permissions. Whoever wants others to read it changes that once."""
-    with contextlib.suppress(OSError):  # it is there; or it cannot be made, and SQLite says why
+    """Create the file if it is missing. Only its owner may read it, because it contains all inputs of flows. SQLite
+    gives the `-wal` and `-shm` files the same permissions. A user may change them, once, to let others read it."""
+    with contextlib.suppress(OSError):  # the file exists; or it cannot be created, and SQLite says why
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def prepare(connection: apsw.Connection, path: Path, scripts: Sequence[str], *, migrate: bool = True) -> None:
-    """Make the file ours and bring it up to date (only if it may be migrated); refuse what is not ours, newer than us or
-    not writable."""
+    """Make the file a Relight database and bring it up to date, if `migrate`. Refuse a file that is another program's,
+    too new for this version, or not writable."""
     with snapshot(connection):
         version = refuse_foreign(connection, path, len(scripts))
     if version < len(scripts) and not migrate:
@@ -93,7 +93,7 @@ def prepare(connection: apsw.Connection, path: Path, scripts: Sequence[str], *, 
         raise StoreFormatError(f"{path} is read-only: give this user write permission, or use another path")
     enter_wal(connection, path)
     with transaction(connection):
-        # Again, now that nobody else can write: two processes that open a new file at once both saw it empty.
+        # Check again, now that no other process can write: two processes may have seen the same new file empty.
         version = refuse_foreign(connection, path, len(scripts))
         for number, script in enumerate(scripts[version:], start=version + 1):
             connection.execute(script).fetchall()
@@ -104,7 +104,7 @@ def prepare(connection: apsw.Connection, path: Path, scripts: Sequence[str], *, 
 
 
 def refuse_foreign(connection: apsw.Connection, path: Path, newest: int) -> int:
-    """The schema's version, 0 for an empty file. Call it in a transaction: it looks three times."""
+    """The schema's version, 0 for an empty file. Call it in a transaction, because it makes three queries."""
     application = connection.pragma("application_id")
     version: int = connection.pragma("user_version")
     tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()[0][0]
@@ -123,16 +123,16 @@ def _has_versions(connection: apsw.Connection) -> bool:
 
 
 def _say_compatible(connection: apsw.Connection, scripts: Sequence[str], before: int) -> None:
-    """With what each migration that was applied can be shared: see model/formats.py."""
+    """Record, for each migration just applied, with which version the file can be shared: see model/formats.py."""
     if not _has_versions(connection):
-        return  # in a test, with some of the migrations
+        return  # only in a test that applies some of the migrations
     for number, script in enumerate(scripts[before:], start=before + 1):
         row = (number, compatible_since(script, number))
         connection.execute("INSERT INTO schema_versions (version, compatible) VALUES (?, ?)", row)
 
 
 def _needed(connection: apsw.Connection, known: int) -> int:
-    """Which version of the schema a process must know that does not know all of its migrations."""
+    """The schema version that a process must know to use a file with migrations newer than `known`."""
     if not _has_versions(connection):
         return sys.maxsize
     found = connection.execute("SELECT max(compatible) FROM schema_versions WHERE version > ?", (known,)).fetchall()
@@ -141,7 +141,7 @@ def _needed(connection: apsw.Connection, known: int) -> int:
 
 
 def version_of(path: Path) -> int:
-    """Of the file's schema, 0 for one that is missing or empty. Nothing is written; raises what opening would."""
+    """The version of the file's schema, 0 if it is missing or empty. Writes nothing. Raises the errors of opening."""
     refuse_path(path)
     if not path.exists():
         return 0
@@ -159,34 +159,34 @@ def version_of(path: Path) -> int:
 
 
 def check_same(connection: apsw.Connection, path: Path, newest: int) -> None:
-    """A file that is opened again, after an error or for a second connection, must be the one opened first."""
+    """Raise if the file was replaced. Called for a second connection, and for a new one after an error."""
     with snapshot(connection):
-        if refuse_foreign(connection, path, newest) < newest:  # more: a newer version has added to it meanwhile
+        if refuse_foreign(connection, path, newest) < newest:  # if greater: a newer version has migrated it meanwhile
             raise StoreUnavailableError(f"{path} was replaced while in use: open the store again")
 
 
 def data_version(connection: apsw.Connection) -> int:
-    """Differs from the last time when any other connection has written in between."""
+    """A number that changes when any other connection has written."""
     version: int = connection.execute("PRAGMA data_version").fetchall()[0][0]  # type: ignore[assignment]
     return version
 
 
 def enter_wal(connection: apsw.Connection, path: Path) -> None:
-    """Readers and the writer do not block each other, and a commit is one sync."""
+    """Switch to write-ahead logging: readers and the writer do not block each other, and a commit is one sync."""
     mode = connection.pragma("journal_mode", "wal")
     if mode != "wal":
         raise StoreFormatError(f"{path} cannot use write-ahead logging (it stays {mode!r}): use a local disk")
 
 
 def rollback(connection: apsw.Connection) -> None:
-    """Leave no transaction open: the next commit on this connection would be swallowed by it."""
+    """Leave no transaction open: the next commit on this connection would become part of it and be lost with it."""
     if connection.in_transaction:
         connection.execute("ROLLBACK")
 
 
 @contextmanager
 def transaction(connection: apsw.Connection) -> Iterator[None]:
-    """A write transaction: it waits for its turn at the beginning, and leaves nothing open or half-done."""
+    """A write transaction. It waits for its turn at the beginning, and is rolled back after an error."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -206,19 +206,19 @@ def snapshot(connection: apsw.Connection) -> Iterator[None]:
         rollback(connection)
 
 
-# ---- SQLite's errors as ours
+# ---- SQLite's errors as Relight's
 
 
 def refuse_path(path: Path) -> None:
-    """What can be told without opening it; SQLite itself only says 'unable to open database file'."""
+    """Raise for what is visible without opening the file: SQLite would only say 'unable to open database file'."""
     if path.name == ":memory:":
         raise StoreFormatError(f"{path} is no file: for a store that forgets, use the memory backend")
     if path.is_dir():
         raise StoreFormatError(f"{path} is a directory: name a file in it, such as {path / 'relight.db'}")
     if not path.parent.is_dir():
         raise StoreFormatError(f"{path} cannot be made: make the folder {path.parent} first")
-    # SQLite takes so short a file for an empty one, and would write over it. Its content cannot be looked at instead:
-    # closing the file would drop the locks of every connection that this process has to it.
+    # SQLite treats so short a file as empty, and would overwrite it. Relight cannot read its content instead: to close
+    # the file would release the locks of every connection that this process has to it.
     if path.exists() and 0 < path.stat().st_size < SMALLEST_DATABASE_BYTES:
         raise StoreFormatError(f"{path} is not a Relight database (it is too short for one): use another path")
 
@@ -236,12 +236,12 @@ def opening_error(error: apsw.Error, path: Path) -> StoreError:
 
 
 def runtime_error(error: apsw.Error, path: Path) -> StoreUnavailableError:
-    """What went wrong with a file that was open, in one line."""
+    """The error for an open file, in one line."""
     return StoreUnavailableError(f"{path}: {cause_of(error)}; nothing of this operation is known to be written")
 
 
 def cause_of(error: apsw.Error) -> str:
-    """What SQLite says, with the name of its code."""
+    """SQLite's message, with the name of its code."""
     code = getattr(error, "extendedresult", 0)
     name = apsw.mapping_extended_result_codes.get(code) or apsw.mapping_result_codes.get(code & 0xFF, "")
     return f"{str(error).rstrip('.')} [{name}]" if name else str(error)

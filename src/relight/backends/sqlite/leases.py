@@ -1,9 +1,9 @@
 """SqliteLeases: leases in the SQLite file itself, for several orchestrators on one machine.
 
-A run's lease is the owner column of its row together with a session of that owner that has not lapsed; a session is a row
-of `orchestrators`, and a heartbeat writes that row alone. SQLite's clock is the machine's, and so everybody's.
+A run has a lease if its row has an owner, and that owner's session has not lapsed. A session is a row of
+`orchestrators`, and a heartbeat writes only that row. SQLite's clock is the machine's, so all processes have the same.
 
-Nobody can push here: a release or an end is noticed by looking, once a second at least, at a table of few rows.
+SQLite pushes nothing. To notice a release or the end of a session, a table of few rows is read once a second at least.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from relight.model.lease import Acquired, Lease, NotOwner, Orphaned, OwnedBy, Pr
 
 T = TypeVar("T")
 
-# A heartbeat that waits longer for its turn is better reported: its session may lapse meanwhile.
+# A heartbeat that waits longer for its turn fails, so that it is reported: its session may lapse meanwhile.
 BUSY_MILLISECONDS = 5_000
-# The longest time between two looks at who has gone.
+# The longest time between two readings of the sessions.
 LOOK_SECONDS = 1.0
 
 
 class SqliteLeases:
-    """`path` is the store's file, which the store has made and upgraded before. For one thread: calls block it."""
+    """`path` is the store's file, which the store has created and migrated before. For one thread: calls block it."""
 
     name = "store"
     in_store = True
@@ -45,7 +45,7 @@ class SqliteLeases:
         self._version = len(migrations())
         self._connection: apsw.Connection | None = None
         self._owner = ""
-        self._who, self._process = Process(), ""  # and as JSON
+        self._who, self._process = Process(), ""  # the second is the first as JSON, with the reported trouble
         self._ttl_seconds = 0.0
         self._closed = asyncio.Event()
         self._closed.set()
@@ -54,7 +54,7 @@ class SqliteLeases:
         self._owner, self._ttl_seconds = owner, ttl_seconds
         self._who = process
         self.report(process.trouble)
-        self._closed = asyncio.Event()  # of the loop that opens it
+        self._closed = asyncio.Event()  # an Event belongs to one loop: this is the loop that opens the leases
         self._do(lambda db: None)
 
     async def close(self) -> None:
@@ -89,7 +89,7 @@ class SqliteLeases:
         return 0.0
 
     def _look(self) -> tuple[list[Session], float]:
-        """All sessions, and what time it is by the clock that judged them."""
+        """All sessions, and the time by which they were judged fresh or lapsed."""
         rows = self._do(lambda db: read.rows(db, "sessions"))
         return [session_from(row) for row in rows], rows[0][5] if rows else 0.0
 
@@ -99,7 +99,7 @@ class SqliteLeases:
         wanted = json_array(run_ids)
 
         def job(db: apsw.Connection) -> list[tuple[str, str, float | None]]:
-            now = read.value(db, "clock")  # one for both: nobody may lapse in between
+            now = read.value(db, "clock")  # the same for both statements, so that no session lapses between them
             db.execute(SQL["acquire"], {"ids": wanted, "owner": self._owner, "now": now})
             return read.rows(db, "holders", {"ids": wanted, "now": now})
 
@@ -128,7 +128,7 @@ class SqliteLeases:
     async def get_lease(self, run_id: str) -> Lease | None:
         return self._do(lambda db: _lease(db, run_id))
 
-    # ---- hearing of others' ends
+    # ---- watching other sessions
 
     async def watch_orphans(self) -> AsyncIterator[Orphaned]:
         before, now = self._look()
@@ -137,7 +137,7 @@ class SqliteLeases:
             if self._closed.is_set():
                 return
             after, now = self._look()
-            # Those that are gone or have lapsed, also of a session that began only after the last look.
+            # The sessions that are gone or have lapsed since the last reading, also those that began after it.
             ended = (_begun(before, fresh=True) - _begun(after, fresh=True)) | (
                 _begun(after, fresh=False) - _begun(before, fresh=False)
             )
@@ -146,7 +146,7 @@ class SqliteLeases:
                 yield Orphaned(owner)
 
     async def _wait(self, sessions: list[Session], now: float) -> None:
-        """Until the next look: when the first session may have lapsed, or a moment later for those that end before."""
+        """Wait until the first session may have lapsed, or less: a session may also end before."""
         ends = [session.expires_at - now for session in sessions if session.fresh and session.owner != self._owner]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(self._ttl_seconds / 3, LOOK_SECONDS, *ends)):
@@ -171,7 +171,7 @@ class SqliteLeases:
                 self._connection = self._connect()
             return job(self._connection)
         except (apsw.Error, StoreError) as error:
-            self._disconnect()  # the next call begins anew: no transaction is left open, no dead handle kept
+            self._disconnect()  # the next call connects again: no open transaction or dead file handle is left
             why = cause_of(error) if isinstance(error, apsw.Error) else str(error)
             raise LeasesUnavailableError(
                 f"the leases in {self.path} cannot be read or written: {why}; it is tried again with the next heartbeat"
@@ -202,5 +202,5 @@ def _lease(db: apsw.Connection, run_id: str) -> Lease | None:
 
 
 def _begun(sessions: list[Session], *, fresh: bool) -> set[tuple[str, float]]:
-    """Who, and since when: one that began again is another session."""
+    """Owners and the starts of their sessions: a session that began again is another session."""
     return {(session.owner, session.started_at) for session in sessions if session.fresh is fresh}

@@ -1,4 +1,4 @@
-"""The statements of this package by name, and those with many rows of values."""
+"""The statements of this package by name, and their forms with many rows of values."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 -- Every statement of the SQLite store. `-- name:` gives the name. A query with one `VALUES (?, …)` row is repeated for many
--- rows (see queries.py), the last of which may be all NULL and must then do nothing. Lists of ids come as one JSON array:
--- one statement, whatever their number.
+-- rows (see queries.py). The last rows may be all NULL, and must then do nothing. A list of ids comes as one JSON
+-- array, so that the statement is the same for any number of ids.
 
 -- name: fence
--- What the fence of a commit compares, for many roots (and the existence of other runs) at once: one row holding a JSON
--- array, because each row fetched costs two hand-overs of the interpreter lock.
+-- What the fence of a commit compares, for many roots (and the existence of other runs) at once. The result is one row
+-- with a JSON array, because each fetched row releases and acquires the interpreter lock.
 SELECT json_group_array(json_array(r.id, r.key, r.root_id IS NULL, r.status IN ('completed', 'failed', 'cancelled'),
     r.status = 'cancelled' AND coalesce(r.hold = 'recovery', 0), r.epoch, max(
     coalesce((SELECT max(sequence) FROM journal WHERE run = r.key), 0),
@@ -12,7 +12,7 @@ SELECT json_group_array(json_array(r.id, r.key, r.root_id IS NULL, r.status IN (
 FROM json_each(?) AS wanted CROSS JOIN runs AS r ON r.id = wanted.value;
 
 -- name: next_key
--- Keys are given out by the writer, so that a new run's entries can be written without asking for its key first.
+-- The writer assigns the keys, so that it can write a new run's entries without reading the run's key first.
 SELECT coalesce(max(key), 0) + 1 FROM runs;
 
 -- name: insert_runs
@@ -29,7 +29,7 @@ INSERT OR REPLACE INTO checkpoints (run, sequence, state, crc)
 SELECT * FROM (VALUES (?, ?, ?, ?)) AS v WHERE column1 IS NOT NULL;
 
 -- name: put_blobs
--- By content: what is there already is the same bytes.
+-- A digest that exists already has the same bytes: blobs are stored by content.
 INSERT OR IGNORE INTO blobs (digest, data)
 SELECT * FROM (VALUES (?, ?)) AS v WHERE column1 IS NOT NULL;
 
@@ -38,13 +38,13 @@ INSERT OR REPLACE INTO items (run_id, key, "index", digest, output, output_blob)
 SELECT * FROM (VALUES (?, ?, ?, ?, ?, ?)) AS v WHERE column1 IS NOT NULL;
 
 -- name: cut_items
--- By run, foreach and index: its items from there on.
+-- For each given run, foreach and index: delete the foreach's items from that index on.
 DELETE FROM items WHERE (run_id, key, "index") IN (
     SELECT i.run_id, i.key, i."index" FROM json_each(?) AS wanted CROSS JOIN items AS i
         ON i.run_id = wanted.value ->> 0 AND i.key = wanted.value ->> 1 AND i."index" >= wanted.value ->> 2);
 
 -- name: put_log
--- Lines for unknown runs are dropped, and those that are there already: a commit may be given again.
+-- Lines for unknown runs are dropped, and lines that exist already, because a commit may be repeated.
 INSERT INTO logs (run, stream, at, token, text)
 SELECT r.key, v.column2, v.column3, v.column4, v.column5
 FROM (VALUES (?, ?, ?, ?, ?)) AS v CROSS JOIN runs AS r ON r.id = v.column1
@@ -53,9 +53,10 @@ WHERE NOT EXISTS (SELECT 1 FROM (SELECT l.at, l.token, l.text FROM logs AS l IND
     WHERE there.at = v.column3 AND there.token = v.column4 AND there.text = v.column5);
 
 -- name: change_runs
--- New values for rows of one tree. A terminal root is never changed, unless recovery gave up on it and it is reopened (a
--- child may be: its parent was retried), and a row of another tree is none of the writer's. One that leaves memory is woken by
--- a message that it has not heard (column13 is the last that it has): due at once, and not paused after all.
+-- New values for rows of one tree. A terminal root is never changed, unless recovery gave up on it and it is reopened.
+-- A terminal child run may be changed, because its parent is retried. Rows of other trees are not changed. If a run
+-- that leaves memory has a message that it has not received (column13 is the last that it has), it is due at once, and
+-- not paused after all.
 UPDATE runs SET status = iif(v.woken AND v.column3 = 'paused', 'pending', v.column3), owner = v.column4,
     wake_at = iif(v.woken, v.column11, v.column5), hold = iif(v.woken, NULL, v.column6), reason = iif(v.woken, '', v.column7),
     output = v.column8, output_blob = v.column9, error = v.column10, updated_at = v.column11
@@ -68,7 +69,7 @@ WHERE runs.id = v.column1 AND coalesce(runs.root_id, runs.id) = v.column2
         OR (v.column12 AND runs.status = 'cancelled' AND runs.hold = 'recovery'));
 
 -- name: put_messages
--- Into inboxes of unfinished roots; a message already told under the same dedup is not told again.
+-- Messages go only into inboxes of unfinished roots. A message whose dedup is already there is not posted again.
 INSERT INTO inbox (run, kind, name, payload, payload_blob, dedup, at)
 SELECT r.key, v.column2, v.column3, v.column4, v.column5, v.column6, v.column7
 FROM (VALUES (?, ?, ?, ?, ?, ?, ?)) AS v CROSS JOIN runs AS r ON r.id = v.column1
@@ -76,8 +77,8 @@ WHERE r.root_id IS NULL AND r.status NOT IN ('completed', 'failed', 'cancelled')
 ON CONFLICT (run, dedup) DO NOTHING;
 
 -- name: cancel_spawned
--- One cancel message to each unfinished root that descends from this one, by parentage: spawned by it, by a child run under it,
--- or by one of those, also if that has ended.
+-- One cancel message to each unfinished root that descends from this one by parent_id: spawned by it, by a child run of
+-- it, or by such a spawned run, also if that has ended.
 WITH RECURSIVE family (id) AS (
     SELECT :root_id UNION
     SELECT r.id FROM family AS each CROSS JOIN runs AS r INDEXED BY runs_by_parent ON r.parent_id = each.id)
@@ -87,13 +88,13 @@ WHERE r.id <> :root_id AND r.root_id IS NULL AND r.status NOT IN ('completed', '
 ON CONFLICT (run, dedup) DO NOTHING;
 
 -- name: consume_messages
--- By pairs of message and root: nobody takes in what others were told. The rows stay until the run ends, for `dedup`;
--- their payloads need not.
+-- By pairs of message and root, so that a root consumes only its own messages. The rows stay until the run ends, for
+-- `dedup`. Their payloads are not needed any more.
 UPDATE inbox SET consumed = 1, payload = x'' FROM json_each(?) AS wanted
 WHERE inbox.id = wanted.value ->> 0 AND inbox.run = wanted.value ->> 1 AND inbox.consumed = 0;
 
 -- name: tell_joined
--- Whoever has joined one of these roots, which have ended, and has not ended itself.
+-- Post the ends of these roots to the unfinished runs that have joined them.
 INSERT INTO inbox (run, kind, name, payload, payload_blob, dedup, at)
 SELECT joined.key, 'ended', over.id, CAST('null' AS BLOB), '', 'ended:' || over.id || ':' || over.epoch, ?2
 FROM json_each(?1) AS wanted CROSS JOIN inbox AS i ON i.run = wanted.value AND i.kind = 'join'
@@ -108,7 +109,7 @@ DELETE FROM inbox WHERE run IN (SELECT value FROM json_each(?));
 SELECT event FROM journal WHERE run = ? AND sequence > ? AND sequence <= ? ORDER BY sequence;
 
 -- name: unfinished
--- Of these pairs of root and epoch, the ids and keys of those that still stand so and have not ended.
+-- Of these pairs of root and epoch, the ids and keys of the unfinished roots that still have that epoch.
 SELECT json_group_array(json_array(r.id, r.key))
 FROM json_each(?) AS wanted CROSS JOIN runs AS r ON r.id = wanted.value ->> 0
 WHERE r.epoch = wanted.value ->> 1 AND r.root_id IS NULL AND r.status NOT IN ('completed', 'failed', 'cancelled');
@@ -125,8 +126,9 @@ RETURNING key;
 -- name: drop_entries
 DELETE FROM journal WHERE run = ? AND sequence <= ?;
 
--- The next generations of roots, as JSON: the root's key, its id, how its children's ids begin, and the last sequence of its past.
--- What begins with "a/b/" lies between that and "a/b0": the digit follows the slash.
+-- The next generations of roots come as JSON: the root's key, its id, the prefix of its children's ids, and the last
+-- sequence of the generation that has ended. Ids that begin with "a/b/" are between "a/b/" and "a/b0": the digit 0
+-- follows the slash.
 
 -- name: drop_generation_entries
 DELETE FROM journal WHERE id IN (
@@ -134,7 +136,7 @@ DELETE FROM journal WHERE id IN (
         ON j.run = wanted.value ->> 0 AND j.sequence <= wanted.value ->> 3);
 
 -- name: drop_generation_items
--- Those of the root and of its child runs; the ids of what it has spawned begin so, too.
+-- The items of the root and of its child runs. Runs that it has spawned have such ids, too: root_id excludes them.
 DELETE FROM items WHERE (run_id, key, "index") IN (
     SELECT i.run_id, i.key, i."index" FROM (
         SELECT wanted.value ->> 1 AS id FROM json_each(?1) AS wanted UNION ALL
@@ -154,7 +156,7 @@ DELETE FROM runs WHERE key IN (
         ON r.id > wanted.value ->> 2 AND r.id < rtrim(wanted.value ->> 2, '/') || '0' AND r.root_id = wanted.value ->> 1);
 
 -- name: prune_inbox
--- What is kept of consumed messages, but for the newest signals that tell a repetition apart; and joins of runs that have ended.
+-- Delete joins of ended runs, and consumed messages, except the newest signals: their dedup shows a repeated signal.
 DELETE FROM inbox WHERE run = :run AND (
     consumed = 1 AND (kind <> 'signal' OR dedup IS NULL OR id NOT IN (
         SELECT id FROM inbox WHERE run = :run AND consumed = 1 AND kind = 'signal' AND dedup IS NOT NULL
@@ -176,7 +178,7 @@ SELECT i.id FROM runs AS r JOIN inbox AS i ON i.run = r.key WHERE r.id = ? AND i
 SELECT r.* FROM json_each(?) AS wanted CROSS JOIN runs AS r ON r.id = wanted.value;
 
 -- name: newer_statuses
--- Those that a newer version has written: they begin with a number (model/formats.py). From one to the next by the index.
+-- The statuses of newer versions, which begin with a number (model/formats.py). The index leads from one to the next.
 WITH RECURSIVE each (status) AS (
     SELECT min(status) FROM runs WHERE status < ':'
     UNION ALL
@@ -196,7 +198,7 @@ WHERE status = :status AND (created_at, id) < (:cursor_at, :cursor_id) AND creat
 ORDER BY created_at DESC, id DESC LIMIT :limit;
 
 -- name: list_runs_by_flow
--- Of one status, like the one above: a flow's few failures are found among its million successes.
+-- Of one status, like list_runs_by_status: so a flow's few failures are found quickly among its million successes.
 SELECT * FROM runs
 WHERE flow = :flow AND status = :status AND (created_at, id) < (:cursor_at, :cursor_id) AND created_at >= :since
     AND (NOT :roots_only OR root_id IS NULL)
@@ -210,14 +212,14 @@ WHERE parent_id = :parent_id AND (created_at, id) < (:cursor_at, :cursor_id) AND
 ORDER BY created_at DESC, id DESC LIMIT :limit;
 
 -- name: active_roots
--- A page after the run :after; where that run is gone the listing starts over, which repeats runs but misses none.
+-- A page after the run :after. If that run is gone, the listing starts over, which repeats runs but misses none.
 SELECT * FROM runs INDEXED BY runs_owned
 WHERE owner = :owner AND root_id IS NULL AND owner IS NOT NULL AND status IN ('pending', 'running', 'waiting', 'paused')
     AND (created_at, id) > (coalesce((SELECT created_at FROM runs WHERE id = :after), -9e999), :after)
 ORDER BY created_at, id LIMIT :limit;
 
 -- name: owners
--- From one owner to the next by the index: as many steps as there are owners, whatever they hold.
+-- The index leads from one owner to the next: the cost is one step per owner, however many runs it owns.
 WITH RECURSIVE each (owner) AS (
     SELECT min(owner) FROM runs INDEXED BY runs_owned
     WHERE root_id IS NULL AND owner IS NOT NULL AND status IN ('pending', 'running', 'waiting', 'paused')
@@ -237,7 +239,7 @@ ORDER BY wake_at LIMIT ?;
 SELECT count(*) FROM orchestrators WHERE expires_at > unixepoch('subsec');
 
 -- name: to_share
--- How many runs have just fallen due, and how many the living hold, all of them and this owner.
+-- How many runs have just fallen due, how many runs all live owners have, and how many this owner has.
 SELECT (SELECT count(*) FROM (SELECT 1 FROM runs INDEXED BY runs_due
             WHERE root_id IS NULL AND status IN ('waiting', 'pending') AND owner IS NULL AND wake_at IS NOT NULL
                 AND wake_at > :since AND wake_at <= :now LIMIT :limit) AS each),
@@ -288,7 +290,7 @@ SELECT run_id, key, "index", digest, output, output_blob FROM items
 WHERE run_id = ?1 AND "index" >= 0 ORDER BY key, "index";
 
 -- name: foreach_progress
--- A key with a bracket behind the prefix is that of a foreach inside an item of another.
+-- A key with a bracket after the prefix belongs to a foreach inside an item of another foreach.
 SELECT key, count(*) FILTER (WHERE "index" >= 0), max(output) FILTER (WHERE "index" = -1) FROM items
 WHERE run_id = ?1 GROUP BY key HAVING instr(substr(key, length(?2) + 1), '[') = 0 ORDER BY key;
 
@@ -311,7 +313,7 @@ SELECT sequence, event, crc FROM journal WHERE run = ? AND sequence > ? ORDER BY
 
 -- name: tails
 -- The entries after the checkpoint, of many roots: their places (position of the root, sequence, length, checksum) as a
--- JSON array and their bytes end to end. Fetched row by row, each row may have to wait for a busy event loop.
+-- JSON array and their bytes end to end. Fetched one by one, each row might have to wait for a busy event loop.
 SELECT json_group_array(json_array(wanted.key, j.sequence, length(j.event), j.crc)),
     CAST(group_concat(CAST(j.event AS TEXT), '') AS BLOB)
 FROM json_each(?) AS wanted CROSS JOIN runs AS r ON r.id = wanted.value AND r.root_id IS NULL
@@ -326,7 +328,7 @@ CROSS JOIN checkpoints AS c ON c.run = r.key;
 -- name: read_checkpoint
 SELECT sequence, state, crc FROM checkpoints WHERE run = ?;
 
--- The leases (see leases.py). Who has no row here, or one that has expired, is dead. SQLite's clock decides.
+-- The leases (see leases.py). An owner without a row here, or with an expired row, is dead. SQLite's clock decides.
 
 -- name: clock
 SELECT unixepoch('subsec');
@@ -343,7 +345,7 @@ ON CONFLICT (owner) DO UPDATE SET process = excluded.process, heartbeat_at = exc
 SELECT expires_at > unixepoch('subsec') FROM orchestrators WHERE owner = ?;
 
 -- name: end_session
--- It has lapsed. Its last heartbeat is asked for as long as runs are in its name.
+-- Let the session lapse. Its row stays, because its last heartbeat is needed as long as it owns runs.
 UPDATE orchestrators SET expires_at = min(expires_at, unixepoch('subsec')) WHERE owner = ?;
 
 -- name: forget_session
@@ -356,11 +358,11 @@ SELECT value FROM settings WHERE name = 'leases';
 INSERT INTO settings (name, value) VALUES ('leases', ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 
 -- name: sessions
--- With what the clock says: few rows, one per orchestrator.
+-- Few rows, one per orchestrator, each with the present time of SQLite's clock.
 SELECT owner, process, started_at, heartbeat_at, expires_at, unixepoch('subsec') FROM orchestrators ORDER BY owner;
 
 -- name: acquire
--- Of these, those unfinished roots that are nobody's, or a dead owner's. What is ours already stays as it is.
+-- Acquire those of these unfinished roots that have no owner, or a dead one. Roots of this owner stay as they are.
 UPDATE runs SET owner = :owner WHERE key IN (
     SELECT r.key FROM json_each(:ids) AS wanted CROSS JOIN runs AS r ON r.id = wanted.value
     LEFT JOIN orchestrators AS o ON o.owner = r.owner AND o.expires_at > :now
@@ -368,15 +370,16 @@ UPDATE runs SET owner = :owner WHERE key IN (
         AND r.owner IS NOT :owner AND o.owner IS NULL);
 
 -- name: holders
--- Of these, the unfinished roots with their owners; the end of the owner's session is NULL where it is not alive.
+-- Those of these roots that are unfinished, with their owners. If an owner is not alive, its session's end is NULL.
 SELECT r.id, r.owner, o.expires_at FROM json_each(:ids) AS wanted CROSS JOIN runs AS r ON r.id = wanted.value
 LEFT JOIN orchestrators AS o ON o.owner = r.owner AND o.expires_at > :now
 WHERE r.root_id IS NULL AND r.status NOT IN ('completed', 'failed', 'cancelled');
 
 -- name: release
--- Nobody's, and due: at its time if it waits for one, else at once. updated_at has passed by the clock of those who look
--- for what is due, which need not be the clock of this file. A paused run with an owner was about to go on, and does. One that
--- has a message is due at once: nobody knows which of them its owner had heard.
+-- The run has no owner now, and is due: at its time if it waits for one, else at once. "At once" is updated_at, which
+-- has passed by the clock that decides what is due; that need not be the clock of this file. A paused run with an owner
+-- was about to go on, and does. A run with a message is due at once, because it is not known which messages its owner
+-- had received.
 UPDATE runs SET owner = NULL, status = 'pending', hold = NULL, reason = '',
     wake_at = iif(EXISTS (SELECT 1 FROM inbox WHERE inbox.run = runs.key AND consumed = 0 AND kind <> 'join'),
         min(coalesce(wake_at, updated_at), updated_at), coalesce(wake_at, updated_at))

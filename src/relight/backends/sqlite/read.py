@@ -1,4 +1,4 @@
-"""Everything the store answers without writing, each function a job of the reader thread."""
+"""All reads of the store. Each function is a job of the reader thread."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from relight.model.run import (
     progress_of,
 )
 
-# Journals read by one query. More would save little; this many, of a thousand entries each, still fit in memory.
+# How many journals one query reads. More would save little. So many journals of a thousand entries still fit in memory.
 ROOTS_PER_QUERY = 64
 
 _places = msgspec.json.Decoder(list[tuple[int, int, int, int]])
@@ -57,13 +57,13 @@ def messages(db: apsw.Connection, name: str, bindings: Any) -> list[Message]:
 
 
 def item_results(db: apsw.Connection, run_id: str, key: str | None) -> list[ItemResult]:
-    """Of one foreach, or of all of a run's."""
+    """The finished items of one foreach, or of all foreachs of a run."""
     found = rows(db, "all_items", (run_id,)) if key is None else rows(db, "items", (run_id, key))
     return [item_from(row) for row in found]
 
 
 def foreach_progress(db: apsw.Connection, run_id: str, prefix: str) -> list[ForeachProgress]:
-    """Of all foreachs of a run that are not inside another."""
+    """The progress of all foreachs of a run that are not inside another foreach."""
     return [progress_of(*row) for row in rows(db, "foreach_progress", (run_id, prefix))]
 
 
@@ -76,7 +76,7 @@ def log(
 
 
 def list_runs(db: apsw.Connection, where: RunFilter) -> Page:
-    """One query per wanted status, merged: an index holds each status in order, not several of them together."""
+    """One query per wanted status, merged: the index has the runs of each status in order, not of several together."""
     cursor_at, cursor_id = parse_cursor(where.cursor)
     bindings = {
         "cursor_at": cursor_at,
@@ -85,7 +85,7 @@ def list_runs(db: apsw.Connection, where: RunFilter) -> Page:
         "roots_only": where.roots_only,
         "flow": where.flow,
         "parent_id": where.parent_id,
-        "limit": where.limit + 1,  # one more tells whether there is a next page
+        "limit": where.limit + 1,  # the extra run shows whether there is a next page
         "status": None,
     }
     statuses: set[str | None] = set(where.status) or {None}
@@ -97,7 +97,7 @@ def list_runs(db: apsw.Connection, where: RunFilter) -> Page:
     else:
         name = "list_runs_by_status" if where.status else "list_runs"
     with snapshot(db):  # a run that changes its status between two of the queries would be listed twice or not at all
-        if Status.PAUSED in statuses:  # as which those are shown
+        if Status.PAUSED in statuses:  # runs with a newer version's status are shown as paused
             statuses.update(status for (status,) in rows(db, "newer_statuses"))
         pages = [runs(db, name, bindings | {"status": status}) for status in statuses]
     merged = heapq.merge(*pages, key=lambda run: (run.created_at, run.id), reverse=True)
@@ -110,7 +110,7 @@ def list_runs(db: apsw.Connection, where: RunFilter) -> Page:
 
 
 class Root(NamedTuple):
-    """A root as its journal's reader needs it. `checkpoint` and `last` are sequences, 0 for none."""
+    """What is needed to read a root's journal. `checkpoint` and `last` are sequences, 0 if there is none."""
 
     key: int
     epoch: int
@@ -119,13 +119,13 @@ class Root(NamedTuple):
 
 
 def root(db: apsw.Connection, root_id: str) -> Root | None:
-    """None when there is no such root."""
+    """The root of this id; None if there is no such root."""
     found = rows(db, "root", (root_id,))
     return Root(*found[0]) if found else None
 
 
 def entries(db: apsw.Connection, root_id: str, sequence: int, limit: int) -> Journal:
-    """Entries alone, without the checkpoint."""
+    """Entries only, without the checkpoint."""
     found = root(db, root_id)
     if found is None:
         return Journal(root_id, None, [])
@@ -133,8 +133,8 @@ def entries(db: apsw.Connection, root_id: str, sequence: int, limit: int) -> Jou
 
 
 def journals(db: apsw.Connection, root_ids: Sequence[str]) -> list[Journal | Exception]:
-    """Checkpoint and tail of each root, in one snapshot: a checkpoint stored in between would drop entries of a tail
-    that is not read yet."""
+    """Checkpoint and tail of each root, in one snapshot: otherwise a checkpoint stored meanwhile would delete entries
+    of a tail that is not read yet."""
     found: list[Journal | Exception] = []
     with snapshot(db):
         for start in range(0, len(root_ids), ROOTS_PER_QUERY):
@@ -147,7 +147,7 @@ def journals(db: apsw.Connection, root_ids: Sequence[str]) -> list[Journal | Exc
 
 
 def _together(db: apsw.Connection, root_ids: Sequence[str]) -> list[Journal]:
-    """Many journals by two queries; one bad row fails them all."""
+    """Many journals by two queries. One bad row makes all of them fail."""
     wanted = (json_array(root_ids),)
     checkpoints: dict[int, Row] = {row[0]: row[1:] for row in rows(db, "checkpoints", wanted)}
     tails: list[list[Row]] = [[] for _ in root_ids]
@@ -163,7 +163,7 @@ def _together(db: apsw.Connection, root_ids: Sequence[str]) -> list[Journal]:
 
 
 def _alone(db: apsw.Connection, root_id: str) -> Journal | CorruptionError:
-    """One journal, or what is wrong with it."""
+    """One journal, or the error that says what is wrong with it."""
     sequence = 0
     try:
         found = root(db, root_id)
@@ -180,7 +180,7 @@ def _alone(db: apsw.Connection, root_id: str) -> Journal | CorruptionError:
 
 
 def _entries(db: apsw.Connection, root_id: str, key: int, after: int, limit: int) -> list[Entry]:
-    """One by one, so that damage to the file is reported with the place it begins at."""
+    """Reads entries one by one, so that an error names the sequence at which the damage begins."""
     found: list[Entry] = []
     try:
         for row in db.execute(SQL["read_entries"], (key, after, limit)):

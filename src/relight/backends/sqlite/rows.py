@@ -1,4 +1,4 @@
-"""Between rows and the model: what is SQLite's own. The rest is in `backends/rows.py`."""
+"""Conversion between rows and the model that only SQLite needs. The rest is in `backends/rows.py`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from relight.model.text import prose
 
 
 def json_array(values: Iterable[Any]) -> str:
-    """Any number of values as one binding, for json_each."""
+    """Any number of values as one parameter of a statement, for json_each."""
     return msgspec.json.encode(list(values)).decode()
 
 

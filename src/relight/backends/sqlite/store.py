@@ -52,19 +52,19 @@ from relight.supervisor import Supervisor
 
 T = TypeVar("T")
 
-# How often an idle store asks whether another process has written: one question per store, not one per run.
+# How often an idle store checks whether another process has written: one check per store, not one per run.
 WATCH_SECONDS = 0.1
 
 
 class SqliteStore:
-    """`path` names a file on a local disk; it and its `-wal` and `-shm` neighbours are made when missing."""
+    """`path` names a file on a local disk. The file and its `-wal` and `-shm` files are created if they are missing."""
 
     lanes = 1  # SQLite has one writer at a time
 
     def __init__(
         self, path: str | os.PathLike[str], *, clock: Clock, migrate: bool = True, vfs: str | None = None
     ) -> None:
-        self.path = Path(path).absolute()  # the file is opened again later, wherever the process then is
+        self.path = Path(path).absolute()  # the file is opened again later, perhaps from another working directory
         self._clock = clock
         self._migrate = migrate
         self._vfs = vfs
@@ -84,11 +84,12 @@ class SqliteStore:
         try:
             self._writer = ConnectionThread("relight-sqlite-writer", self._connect_writer, self._translate)
             self._reader = ConnectionThread("relight-sqlite-reader", self._connect_reader, self._translate)
-            # What others write from here on is news, also before anybody watches.
+            # What other processes write from here on is news, also before watch() is called.
             await self._write(self._poll)
             self._opened = True
-            # At once, also because SQLite forgets a failed transaction's half-written end of the WAL only as long as some
-            # connection is open: the next one to open the file would find it and take it for committed.
+            # The reader connects now, not at the first read. A failed transaction may leave a half-written end of the
+            # WAL. SQLite ignores it only as long as some connection is open. Without the reader, a writer that has to
+            # reconnect would find that end and treat it as committed.
             await self._read(_nothing)
         except BaseException:
             await self.close()
@@ -99,8 +100,8 @@ class SqliteStore:
         return version_of(self.path), len(self._migrations)
 
     async def close(self) -> None:
-        """Waits for what was asked before, for a few seconds at most (`ConnectionThread.close`). Closing twice, or without having
-        opened, does nothing."""
+        """Waits for earlier calls, for a few seconds at most (`ConnectionThread.close`). If the store is not open, this
+        does nothing."""
         threads, self._reader, self._writer = (self._reader, self._writer), None, None
         for thread in threads:  # the writer last: the last connection folds the WAL into the file
             if thread is not None:
@@ -114,9 +115,9 @@ class SqliteStore:
                 check_same(connection, self.path, len(self._migrations))
             else:
                 prepare(connection, self.path, self._migrations, migrate=self._migrate)
-            # A killed process may have left commits in the WAL whose sync had failed: the system shows them to us from
-            # memory, and they are gone after a power cut. Once copied into the file and synced they are what they seem.
-            with contextlib.suppress(apsw.BusyError):  # another process is at it
+            # A killed process may have left commits in the WAL whose sync had failed. The system still shows them, from
+            # its cache, but a power cut would delete them. This copies them into the file and makes them durable.
+            with contextlib.suppress(apsw.BusyError):  # another process is making a checkpoint
                 connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
         except BaseException:
             connection.close(True)
@@ -156,18 +157,18 @@ class SqliteStore:
 
         def job(db: apsw.Connection) -> list[CommitResult]:
             results = self._committer.commit(db, commits, now)
-            # A store that is never idle is never polled: it notices here.
+            # A store that is never idle is never polled: it notices the writes of other processes here.
             self._notice(db, self._committer.version)
             return results
 
         return await self._write(job) if commits else []
 
-    # ---- hearing other processes
+    # ---- noticing other processes' writes
 
     def watch(self, changed: Callable[[News], None], supervisor: Supervisor | None = None) -> None:
-        """Polls on the writer's connection: there `data_version` tells of others only, never of our own commits.
+        """Polls on the writer's connection: there `data_version` changes with the writes of others, never with our own.
 
-        That somebody has written is all it tells, not what.
+        It shows only that another process has written, not what.
         """
         if self._writer is None:
             raise StoreUnavailableError(f"{self.path} is not open")
@@ -180,11 +181,11 @@ class SqliteStore:
     def _notice(self, db: apsw.Connection, version: int) -> None:
         if self._seen == (db, version):
             return
-        # The first look counts as news, too: something may have been written between opening the file and this look.
+        # The first check counts as news, too: another process may have written between the opening of the file and now.
         self._seen = (db, version)
         if self._watcher is not None:
             loop, changed = self._watcher
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+            with contextlib.suppress(RuntimeError):  # the watcher's loop is closed
                 loop.call_soon_threadsafe(changed, News.ANYTHING)
 
     # ---- runs
@@ -224,7 +225,7 @@ class SqliteStore:
         return await self._write(lambda db: write.set_lease_manager(db, name, before))
 
     async def now(self) -> float | None:
-        return None  # everybody who can open the file is on this machine
+        return None  # every process that can open the file is on this machine, and has its clock
 
     async def due(self, now: float, limit: int) -> list[Run]:
         return await self._read(lambda db: read.runs(db, "due", (now, limit)))
@@ -260,7 +261,7 @@ class SqliteStore:
         now = self._clock.now()
 
         def job(db: apsw.Connection) -> None:
-            self._committer.forget(epochs)  # they may end by it
+            self._committer.forget(epochs)  # the change may end these roots
             write.hold(db, epochs, status, now)
 
         await self._write(job)
@@ -326,4 +327,4 @@ class SqliteStore:
 
 
 def _nothing(db: apsw.Connection) -> None:
-    """Only to connect."""
+    """A job that only makes its thread connect."""

@@ -1,10 +1,11 @@
-"""A thread with a connection of its own that runs whole jobs: one hop there, one hop back.
+"""A thread with its own connection, which executes whole jobs: one switch to the thread, one back.
 
-SQLite calls block, so they may not run on the event loop; and a transaction spread over several hops would hold
-the write lock while the loop is busy with something else.
+SQLite calls block, so they must not run on the event loop. A transaction with several switches would hold the write
+lock while the loop is busy with other work.
 
-SQLite keeps the locks of a file in the process's memory as well. A child that is forked in the midst of a transaction would
-inherit them, from a thread that it does not have, and could never write to that file. So os.fork() waits for the job under way.
+SQLite keeps the locks of a file in the process's memory as well. A child process that is forked during a transaction
+would inherit locks of a thread that it does not have, and could never write to the file. So os.fork() waits for the
+job.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from relight.errors import StoreUnavailableError
 
 T = TypeVar("T")
 
-# A file handle may be dead for good (a network file system's server came back as another): then only a new one helps.
+# After so many failures in a row the thread reconnects: a file handle may be dead for good (a file server was
+# replaced).
 FAILURES_PER_CONNECTION = 3
-FORK_SECONDS = 10.0  # so long os.fork() waits at most
-CLOSE_SECONDS = 2.0  # for jobs that were given before; whoever commits may wait much longer for its turn
-LEAVE_SECONDS = 1.0  # and then for them to be broken off
+FORK_SECONDS = 10.0  # how long os.fork() waits at most
+CLOSE_SECONDS = 2.0  # how long close() waits for earlier jobs; without it, a commit may wait much longer for its turn
+LEAVE_SECONDS = 1.0  # how long close() then waits until they have given up
 
 
 class _Task(NamedTuple):
@@ -39,11 +41,11 @@ class _Task(NamedTuple):
 
 
 class ConnectionThread:
-    """Runs jobs in order.
+    """Executes jobs in order.
 
-    `connect` is called on the thread for the first job, and again after an error that may have broken the
-    connection for good; from the event that it is given on, nothing waits for other processes any more. `translate` turns
-    apsw's errors into ours.
+    The thread calls `connect` for the first job, and again after an error that may have broken the connection for good.
+    Once the event that it gets is set, the connection no longer waits for other processes. `translate` turns apsw's
+    errors into Relight's.
     """
 
     def __init__(
@@ -75,13 +77,13 @@ class ConnectionThread:
         return result
 
     def on_idle(self, job: Callable[[apsw.Connection], None], seconds: float) -> None:
-        """Call `job` whenever nothing else came for so long."""
+        """Call `job` whenever no other job has come for `seconds`."""
         self._idle = (job, seconds)
-        self._tasks.put(None)  # wakes a thread that waits without a limit
+        self._tasks.put(None)  # wakes the thread, which waits without a limit
 
     async def close(self) -> None:
-        """After the jobs that were given before. One that waits for another process's transaction is broken off after
-        CLOSE_SECONDS, and writes nothing; a thread that does not end even then (its disk hangs) is left behind."""
+        """End the thread after the earlier jobs. A job that waits for another process's transaction gives up after
+        CLOSE_SECONDS, and writes nothing. A thread that does not end even then (its disk hangs) is abandoned."""
         if self._closed:
             return
         self._closed = True
@@ -131,14 +133,14 @@ class ConnectionThread:
             error = self._translate(failure)
             error.__cause__ = failure
             return None, error
-        except Exception as failure:  # noqa: BLE001 - raised where the job was given
+        except Exception as failure:  # noqa: BLE001 - raised in the caller of the job
             return None, failure
         self._failures = 0
         return result, None
 
     def _after_failure(self) -> None:
-        """Go on with the same connection, since SQLite takes a failed transaction back and writes over it; begin anew
-        only if that does not help, or the transaction cannot be ended: the next commit would be swallowed by it."""
+        """Keep the connection, because SQLite rolls a failed transaction back and overwrites it. Disconnect only if
+        failures go on, or if the transaction cannot be ended: the next commit would be lost with it."""
         self._failures += 1
         if self._connection is None:
             return
@@ -151,7 +153,7 @@ class ConnectionThread:
 
     def _be_idle(self) -> None:
         assert self._idle is not None
-        # A poll that fails changes nothing: the next real job meets the same fault and reports it.
+        # A failed poll is not reported: the next job meets the same fault and reports it.
         self._perform(self._idle[0])
 
     def _disconnect(self) -> None:
@@ -162,14 +164,14 @@ class ConnectionThread:
 
 
 def _answer(task: _Task, result: Any, error: Exception | None) -> None:
-    # A closed loop raises: nobody waits for the answer any more.
+    # If the loop is closed, this raises: no caller waits for the answer any more.
     with contextlib.suppress(RuntimeError):
         task.loop.call_soon_threadsafe(_settle, task.future, result, error)
 
 
 def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
     if future.done():
-        return  # cancelled while the job ran; the job's effect stands
+        return  # the caller was cancelled while the job ran; the job's effect stays
     if error is not None:
         future.set_exception(error)
     else:

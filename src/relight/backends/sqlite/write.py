@@ -1,4 +1,4 @@
-"""The store's writes apart from the group commit, each a job of the writer thread and one transaction."""
+"""All writes of the store except the group commit. Each function is a job of the writer thread and one transaction."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from relight.ports.store import KEPT_DEDUPS
 
 
 def claim(db: apsw.Connection, epochs: dict[str, int], owner: str, now: float) -> dict[str, int]:
-    """The new epochs of the roots that are the owner's now."""
+    """Claim roots for the owner. The new epochs of those that it now owns."""
     with transaction(db):
         keys = _unfinished(db, epochs)
         db.execute(SQL["claim"], (owner, now, json_array(keys.values())))
@@ -29,7 +29,7 @@ def claim(db: apsw.Connection, epochs: dict[str, int], owner: str, now: float) -
 
 
 def claim_due(db: apsw.Connection, owner: str, now: float, since: float, limit: int, but: Sequence[str]) -> list[Run]:
-    """The runs that are due and the owner's now: with what fell due after `since`, no more than its share."""
+    """Claim due runs for the owner. Of the runs that fell due after `since`, it gets no more than its share."""
     with transaction(db):
         rows = [row for row in read.rows(db, "due", (now, limit + len(but))) if row[1] not in but][:limit]
         living = read.value(db, "living")
@@ -48,13 +48,13 @@ def _wake_at(row: Row) -> float:
 
 
 def correct_owner(db: apsw.Connection, run_id: str, epoch: int, owner: str) -> bool:
-    """Whether the row was there to be corrected."""
+    """Whether a row was corrected."""
     with transaction(db):
         return bool(read.rows(db, "correct_owner", {"id": run_id, "epoch": epoch, "owner": owner}))
 
 
 def note_session(db: apsw.Connection, owner: str, process: Process, ttl_seconds: float) -> None:
-    """As a heartbeat of the leases that are kept here."""
+    """Write the session's row, as a heartbeat does when the leases are in this store."""
     with transaction(db):
         db.execute(
             SQL["heartbeat"], {"owner": owner, "process": msgspec.json.encode(process).decode(), "ttl": ttl_seconds}
@@ -62,13 +62,13 @@ def note_session(db: apsw.Connection, owner: str, process: Process, ttl_seconds:
 
 
 def forget_session(db: apsw.Connection, owner: str) -> None:
-    """Unless it is fresh."""
+    """Delete the owner's session, unless it is fresh."""
     with transaction(db):
         db.execute(SQL["forget_session"], (owner,))
 
 
 def set_lease_manager(db: apsw.Connection, name: str, before: str | None) -> bool:
-    """Whether it was still `before`."""
+    """Set the name if it is still `before`, and return whether it was."""
     with transaction(db):
         if read.value(db, "lease_manager") != before:
             return False
@@ -77,7 +77,7 @@ def set_lease_manager(db: apsw.Connection, name: str, before: str | None) -> boo
 
 
 def hold(db: apsw.Connection, epochs: dict[str, int], status: RunChange, now: float) -> None:
-    """Change the roots' rows, not their journals."""
+    """Change the rows of roots, not their journals."""
     with transaction(db):
         writes = Writes(db, now)
         for root_id, key in _unfinished(db, epochs).items():
@@ -88,13 +88,13 @@ def hold(db: apsw.Connection, epochs: dict[str, int], status: RunChange, now: fl
 
 
 def _unfinished(db: apsw.Connection, epochs: dict[str, int]) -> dict[str, int]:
-    """The keys, by id, of those roots that stand at these epochs and have not ended."""
+    """The keys, by id, of the unfinished roots that still have these epochs."""
     found = read.value(db, "unfinished", (json_array(epochs.items()),))
     return dict(msgspec.json.decode(found, type=list[tuple[str, int]]))
 
 
 def post(db: apsw.Connection, messages: Sequence[Message]) -> list[int | None]:
-    """The messages' ids; None where nobody is there to read them."""
+    """The messages' ids; None for a message to a run that has ended or does not exist."""
     with transaction(db):
         return [_post(db, message) for message in messages]
 
@@ -107,13 +107,13 @@ def _post(db: apsw.Connection, message: Message) -> int | None:
 
 
 def append_log(db: apsw.Connection, lines: Sequence[LogLine]) -> None:
-    """In their order, so that their ids follow it."""
+    """Insert the lines in their order, so that their ids have the same order."""
     with transaction(db):
         db.executemany(SQL["put_log"], map(log_row, lines))
 
 
 def put_blob(db: apsw.Connection, data: bytes) -> str:
-    """The digest under which it is kept."""
+    """Store a blob. The digest is its key."""
     digest = sha256(data).hexdigest()
     with transaction(db):
         db.execute(SQL["put_blobs"], (digest, data))
@@ -121,7 +121,7 @@ def put_blob(db: apsw.Connection, data: bytes) -> str:
 
 
 def checkpoint(db: apsw.Connection, root_id: str, epoch: int, sequence: int, state: bytes) -> bool:
-    """Whether it was taken."""
+    """Whether the checkpoint was written."""
     with transaction(db):
         found = read.root(db, root_id)
         if found is None or found.epoch != epoch or not found.checkpoint < sequence <= found.last:

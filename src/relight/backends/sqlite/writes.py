@@ -43,11 +43,11 @@ class Writes:
             tuple[int, str, str, int]
         ] = []  # root's key and id, how its children's begin, last sequence
         self._pruned: list[int] = []  # keys of roots
-        self._over: list[int] = []  # keys of roots that have ended,
-        self._ended: list[int] = []  # and of those that will not come back
+        self._over: list[int] = []  # keys of roots that have ended
+        self._ended: list[int] = []  # keys of roots that have ended and cannot be resumed
 
     def run(self, run: Run) -> int:
-        """The new run's key."""
+        """Add a run. Returns its key."""
         if not self._next_key:
             self._next_key = read.value(self._connection, "next_key")
         key = self._next_key
@@ -56,7 +56,7 @@ class Writes:
         return key
 
     def entries(self, key: int, after: int, events: Sequence[bytes]) -> int:
-        """The sequence of the last one."""
+        """Add entries. Returns the sequence of the last one."""
         rows = self._entries
         for event in events:
             after += 1
@@ -67,7 +67,7 @@ class Writes:
         self._checkpoints += (key, sequence, state, checksum(sequence, state))
 
     def generation(self, key: int, root_id: str, sequence: int, begun: NextGeneration) -> None:
-        """The root begins its next generation behind this sequence."""
+        """The root begins its next generation after this sequence."""
         self.checkpoint(key, sequence, begun.state)
         self._generations.append((key, root_id, begun.children, sequence))
         if begun.prune_inbox:
@@ -82,7 +82,8 @@ class Writes:
             self._items += item_columns(item)
 
     def cut_items(self, cuts: Sequence[tuple[str, str, int]]) -> None:
-        """At once, behind the items of earlier commits and before those of this one. Rare: a foreach was cut short."""
+        """Delete items at once: after the items of earlier commits and before those of this commit. This is rare: it
+        happens when a foreach is cut."""
         self._insert("put_items", 6, self._items)
         self._execute(SQL["cut_items"], (json_array(cuts),))
 
@@ -98,14 +99,14 @@ class Writes:
         self._cancels.append({"root_id": root_id, "payload": msgspec.json.encode(reason), "at": self._now})
 
     def change(self, change: RunChange, root_id: str, *, reopen: bool = False) -> None:
-        """The last change of a row counts. `reopen`: the row may be a root's that recovery gave up on."""
+        """Change a row; its last change counts. `reopen`: the row may be that of a root that recovery gave up on."""
         earlier = self._changes.get(change.run_id)
         if earlier is not None:
-            reopen = reopen or earlier[2]  # the row in the file is still the one that was to be reopened
+            reopen = reopen or earlier[2]  # the row in the file is still the terminal one that `earlier` reopens
         self._changes[change.run_id] = (change, root_id, reopen)
 
     def end(self, key: int, *, for_good: bool) -> None:
-        """The root of this key has ended: who has joined it is told, and its inbox goes unless it may come back."""
+        """A root has ended: post its end to the runs that joined it. If `for_good`, delete its inbox."""
         self._over.append(key)
         if for_good:
             self._ended.append(key)
@@ -114,7 +115,7 @@ class Writes:
         self._consumed += [(message_id, key) for message_id in message_ids]
 
     def flush(self) -> None:
-        """Write all of it. Statements for kinds of rows that are not there are not run."""
+        """Write everything. There is no statement for a kind of row of which there is none."""
         self._insert("insert_runs", 19, self._runs)
         self._insert("append_entries", 4, self._entries)
         self._insert("put_checkpoints", 4, self._checkpoints)
@@ -143,7 +144,7 @@ class Writes:
             self._ended.clear()
 
     def _drop_generations(self) -> None:
-        """What is left of those that have ended, this transaction's own rows included."""
+        """Delete what is left of the generations that have ended, including rows that this transaction wrote."""
         ended = json_array(self._generations)
         for name in (
             "drop_generation_entries",
@@ -158,10 +159,10 @@ class Writes:
         self._pruned.clear()
 
     def _insert(self, name: str, width: int, values: list[Any]) -> None:
-        """Write `values`, which hold row after row, and empty them.
+        """Write `values`, a flat list of rows, and empty it.
 
-        The last statement is filled up with NULL rows to a power of two: any number of rows is written by as few
-        statements as can be, and there are so few different ones that all stay in the statement cache.
+        The last statement is filled up with NULL rows to a power of two. So there are few statements for any number of
+        rows, and so few different ones that all stay in the statement cache.
         """
         full = most(name) * width
         for start in range(0, len(values), full):

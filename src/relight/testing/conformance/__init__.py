@@ -1,11 +1,11 @@
-"""What every backend must do: suites of tests, run by Relight's own backends and open to yours.
+"""What every backend must do: suites of tests, for Relight's own backends and for yours.
 
-Give three fixtures and collect the suites; pytest, pytest-asyncio and hypothesis must be installed:
+Define three fixtures and collect the suites; pytest, pytest-asyncio and hypothesis must be installed:
 
     from relight.testing import conformance
 
     @pytest.fixture
-    async def store(clock): ...         # an open, empty store that takes its time from `clock`
+    async def store(clock): ...         # an open, empty store that reads the time from `clock`
 
     @pytest.fixture
     async def other(store, clock): ...  # a second object on the same data, as another process would open it
@@ -25,7 +25,7 @@ Give three fixtures and collect the suites; pytest, pytest-asyncio and hypothesi
     class TestSharing(conformance.SharingSuite): ...
     class TestTexts(conformance.TextSuite): ...
 
-A lease manager has a suite of its own, with fixtures of its own (see `conformance.leases`):
+Lease managers have their own suite, with its own fixtures (see `conformance.leases`):
 
     class TestLeases(conformance.LeaseSuite): ...
 

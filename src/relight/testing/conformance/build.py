@@ -1,4 +1,4 @@
-"""What the suites are written with: runs, commits and a clock that stands still."""
+"""Building blocks of the suites: runs, commits and a clock that stands still."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Suite:
 
 
 def new_run(run_id: str = "run", **fields: Any) -> Run:
-    """A running root of owner "me" at epoch 1, unless told otherwise."""
+    """A running root of owner "me" at epoch 1, unless `fields` say otherwise."""
     values: dict[str, Any] = {
         "root_id": run_id,
         "flow": "checkout",
@@ -64,7 +64,7 @@ def child_of(root: Run, key: str, **fields: Any) -> Run:
 
 
 def spawned_by(parent: Run, run_id: str, **fields: Any) -> Run:
-    """A root of its own that `parent` started."""
+    """A root that `parent` has spawned."""
     values = {"parent_id": parent.id, "owner": None, "epoch": 0, "status": Status.PENDING}
     return new_run(run_id, **(values | fields))
 
@@ -80,7 +80,7 @@ def appending(run: Run, after: int, *entries: bytes, **parts: Any) -> Commit:
 
 
 def _commit(run: Run, parts: dict[str, Any]) -> Commit:
-    """Of its own parts, and of those that are extras."""
+    """A commit of these parts; those that are fields of `Extras` go there."""
     extras = {name: parts.pop(name) for name in Extras.__struct_fields__ if name in parts}
     return Commit(root_id=run.id, epoch=run.epoch, extras=Extras(**extras) if extras else NO_EXTRAS, **parts)
 
@@ -124,7 +124,7 @@ async def entries_of(store: Store, root_id: str) -> list[bytes]:
 
 
 def ids(runs: list[Run]) -> list[str]:
-    """Their ids, in order."""
+    """The ids of these runs, in order."""
     return [run.id for run in runs]
 
 

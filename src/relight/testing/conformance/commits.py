@@ -326,7 +326,7 @@ class CommitSuite(Suite):
             commit = appending(run, 2, b"late", changes=[changing(run, status, owner="me")])
             assert isinstance(await commit_one(store, commit), Fenced)
             assert await store.get_run("run") == before
-        assert await store.latest_sequence("run") == 2  # nothing is ever added behind the end
+        assert await store.latest_sequence("run") == 2  # nothing is ever added after the end
 
     async def test_the_answer_to_an_end_that_was_lost_is_given_again(self, store: Store) -> None:
         run = new_run()

@@ -1,4 +1,4 @@
-"""What a commit brings along beside entries and rows: blobs, items of foreachs, log lines."""
+"""What a commit may have besides entries and rows: blobs, items of foreachs, log lines."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ContentSuite(Suite):
         items = [
             totals_row("run", "b", 7, 0),
             *(item("b", n) for n in (0, 4, 2)),
-            item("c", 0),  # of a version that wrote no totals
+            item("c", 0),  # written by a version that wrote no totals
             totals_row("run", "d", 0, 0),
             totals_row("run", "b[0@d0]/e", 5, 0),  # inside an item
             item("b[0@d0]/e", 0),
@@ -187,7 +187,7 @@ class ContentSuite(Suite):
         assert (await store.get_run("run")) == run
 
     async def test_a_line_that_is_given_again_is_written_once(self, store: Store) -> None:
-        """A commit without entries, whose answer was lost, is not recognised by what the journal holds."""
+        """If the answer to a commit without entries was lost, the journal does not show that it was written."""
         run = new_run()
         await created(store, run)
         commit = appending(run, 1, log=[line("released"), line("and more")])

@@ -24,7 +24,7 @@ _payloads = st.recursive(
 
 @st.composite
 def _scopes(draw: st.DrawFn) -> str:
-    """The root's scope, a child run's, or one of a foreach item's; with the slash that ends it."""
+    """The scope of the root, of a child run or of a foreach item, with the slash at its end."""
     kind = draw(st.integers(0, 3))
     if kind == 0:
         return ""
@@ -170,7 +170,7 @@ _EVENTS: dict[type[j.Event], st.SearchStrategy[j.AnyEvent]] = {
 
 
 def kinds() -> set[type[j.Event]]:
-    """The kinds of events that `journals` may hold."""
+    """The kinds of events that `journals` may contain."""
     return set(_EVENTS)
 
 

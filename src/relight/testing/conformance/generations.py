@@ -1,4 +1,4 @@
-"""A run that begins its next generation (`Commit.next`): what stays of it, what goes, and who is fenced."""
+"""A run that begins its next generation (`Commit.next`): what is kept, what is deleted, and which writes are fenced."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def continuing(run: Run, after: int, state: bytes = b"state", children: str = "r
 
 
 async def shown(store: Store, root_id: str = "run") -> tuple[int, bytes, list[Entry]]:
-    """Its checkpoint's sequence and state, and the entries after it."""
+    """The sequence and the state of a root's checkpoint, and the entries after it."""
     journal = await journal_of(store, root_id)
     assert journal.checkpoint is not None
     return journal.checkpoint.sequence, journal.checkpoint.state, journal.entries
 
 
 class GenerationSuite(Suite):
-    """A journal that begins anew, and everything around it."""
+    """A journal that begins anew, and what happens to child runs, items, logs and the inbox."""
 
     async def test_a_checkpoint_takes_the_place_of_the_journal(self, store: Store, other: Store) -> None:
         run = new_run()

@@ -1,4 +1,4 @@
-"""What runs are told from outside their owner: posted once, read in order, consumed with the entry that takes it in."""
+"""Messages to runs: posted once, read in order, consumed by the commit of the entry that records them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pausing(run_id: str) -> Message:
 
 
 def joining(run_id: str, by: str) -> Message:
-    """A run wants to be told of another's end, asked at START."""
+    """A join: the run `by` wants to be notified of the end of `run_id`. Posted at START."""
     return Message(run_id=run_id, kind=MessageKind.JOIN, name=by, dedup=f"join:{by}", at=START)
 
 
@@ -193,7 +193,7 @@ class InboxSuite(Suite):
         assert {(message.kind, message.payload) for message in told} == {(MessageKind.CANCEL, b'"enough"')}
 
     async def test_cancelling_goes_by_parentage_and_not_by_ids(self, store: Store) -> None:
-        """Also through runs that have ended; and not to one whose id only looks as if it belonged to the tree."""
+        """Also through runs that have ended, and not to a run whose id only looks as if it belonged to the tree."""
         root, stranger = new_run("root"), new_run("root/stranger")
         between, below = spawned_by(root, "between"), spawned_by(new_run("between"), "below")
         deeper = spawned_by(child_of(below, "sub"), "deeper")
@@ -298,7 +298,7 @@ class InboxSuite(Suite):
     async def test_a_run_paused_with_an_unheard_message_that_ends_the_pause_is_pending_and_due(
         self, store: Store, clock: FixedClock, kind: MessageKind
     ) -> None:
-        """Everybody else has left that message to the owner, who may die before he looks again."""
+        """Other processes have left that message to the owner, which may die before it reads the inbox again."""
         run = new_run()
         await created(store, run)
         heard, unheard = await store.post([pausing("run"), Message(run_id="run", kind=kind, at=START)])

@@ -136,17 +136,17 @@ class JournalSuite(Suite):
     @settings(
         max_examples=40,
         deadline=None,  # a disk may be slow
-        database=None,  # an example that failed on one backend says nothing about the next
+        database=None,  # an example that failed on one backend need not fail on the next
         suppress_health_check=[
             HealthCheck.function_scoped_fixture,  # each example has a root of its own in the one store
-            HealthCheck.differing_executors,  # one suite, many backends: that is its purpose
+            HealthCheck.differing_executors,  # the suite is there for many backends
         ],
     )
     @given(events=journals(), data=st.data())
     async def test_checkpoint_and_tail_restore_what_all_entries_replay(
         self, store: Store, events: list[AnyEvent], data: st.DataObject
     ) -> None:
-        """At every stage: after each of a few commits, and after each of a few checkpoints between them."""
+        """Checked at every stage: after each of a few commits, and after each of a few checkpoints between them."""
         run = new_run(f"example-{next(_examples)}")
         encoded = [encode_event(event) for event in events]
         whole = Journal(run.id, None, [Entry(n, event) for n, event in enumerate(encoded, start=1)])

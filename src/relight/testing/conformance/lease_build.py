@@ -1,4 +1,4 @@
-"""What the suites about leases are written with: see `leases` for the fixtures that a backend gives."""
+"""Building blocks of the suites about leases: see `leases` for the fixtures that a backend defines."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from relight.model.lease import Acquired, Process, Session
 from relight.ports.leases import LeaseManager
 from relight.testing.conformance.build import Suite
 
-DEADLINE_SECONDS = 60.0  # for whatever is waited for: only ever used up by a failure
-LONG_SECONDS = 60.0  # the ttl of those who shall not lapse, however busy the machine is
+DEADLINE_SECONDS = 60.0  # of every wait; only a failure takes so long
+LONG_SECONDS = 60.0  # the ttl of sessions that must not lapse, however busy the machine is
 ROUNDING_SECONDS = 1.5  # some servers count in whole seconds
 SOME_PROCESS = Process()
 
@@ -33,14 +33,14 @@ class OpenLeases(Protocol):
 
 
 async def pause(seconds: float) -> None:
-    """Let other tasks and the backing go on meanwhile."""
+    """Wait, while other tasks and the backing go on."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await asyncio.Event().wait()
 
 
 class Watch:
-    """What a manager's `watch_orphans` has yielded so far, gathered by a task."""
+    """What a manager's `watch_orphans` has yielded so far, collected by a task."""
 
     def __init__(self, manager: LeaseManager) -> None:
         self.owners: list[str] = []
@@ -51,18 +51,18 @@ class Watch:
             self.owners.append(orphaned.owner)
 
     async def hears(self, owner: str, seconds: float = DEADLINE_SECONDS) -> bool:
-        """Whether it is told of this owner in time."""
+        """Whether the watch yields this owner in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while owner not in self.owners:
                     if self._task.done():
-                        await self._task  # raises what it met
+                        await self._task  # raises the task's error
                         pytest.fail("watch_orphans came to its end")
                     await pause(0.005)
         return owner in self.owners
 
     async def ends(self) -> None:
-        """Once the manager is closed."""
+        """The watch must end once the manager is closed."""
         await self._task
 
     async def close(self) -> None:
@@ -71,9 +71,9 @@ class Watch:
 
 
 async def end_until_heard(watch: Watch, manager: LeaseManager, owner: str, end: Callable[[], Awaitable[None]]) -> None:
-    """Let this manager's session begin and end until the watch tells of it.
+    """Let this manager's session begin and end until the watch yields its owner.
 
-    Who looks from time to time may miss a session that began and ended between two looks: so it lives longer each time.
+    A watch that polls may miss a session that began and ended between two polls. So the session lives longer each time.
     """
     life_seconds = 0.05
     async with asyncio.timeout(DEADLINE_SECONDS):
@@ -93,7 +93,7 @@ class StartWatch(Protocol):
 
 
 async def session_of(manager: LeaseManager, owner: str) -> Session | None:
-    """A session that is fresh, as this manager sees it."""
+    """The owner's session, if this manager lists it as fresh."""
     for session in await manager.list_orchestrators():
         if session.owner == owner and session.fresh:
             return session
@@ -101,7 +101,7 @@ async def session_of(manager: LeaseManager, owner: str) -> Session | None:
 
 
 async def owner_of(manager: LeaseManager, run_id: str) -> str | None:
-    """Who holds a run, as this manager sees it."""
+    """The owner of a run's lease, as this manager sees it."""
     lease = await manager.get_lease(run_id)
     return None if lease is None else lease.owner
 
@@ -124,7 +124,7 @@ class LeaseBase(Suite):
 
     @pytest.fixture
     async def watch(self, leases: OpenLeases) -> AsyncIterator[StartWatch]:
-        """Watches from a moment on: sessions come and go until the first of them is heard of."""
+        """Starts watches. A watch has begun for certain once it has yielded a session that began and ended since."""
         watches: list[Watch] = []
 
         async def start(manager: LeaseManager) -> Watch:

@@ -1,20 +1,20 @@
-"""Leases: who gets a run, how long it is kept, who hears of an end. For every LeaseManager, whatever backs it.
+"""Leases: which owner gets a run, how long it keeps the run, which watches report an end. For every LeaseManager.
 
-Fixtures to give (each test has a backing of its own, without sessions and runs):
+Fixtures to define (each test has a backing of its own, without sessions and runs):
 
     leases     async (owner, ttl_seconds=60.0, process=Process()) -> LeaseManager
                another contender on the same backing: opened, its session begun; closed when the test ends
-    make_runs  async (n) -> ids of n unfinished root runs that nobody owns
-    ttl        a short time to live, in seconds: how long a session that shall lapse takes for it
+    make_runs  async (n) -> ids of n unfinished root runs without an owner
+    ttl        a short time to live, in seconds, for sessions that are to lapse
     lapse      async (manager): returns once the session of a manager of that ttl has lapsed. Advance the clock, or wait
-               without heartbeats until `list_orchestrators` says that it is not fresh, or gone
-    store      where the store keeps the leases (`in_store`): that store, in which make_runs has made them
+               without heartbeats until `list_orchestrators` lists the session as not fresh, or not at all
+    store      if the leases are in the store (`in_store`): that store, in which make_runs has made the runs
 
 and two that have a default:
 
     elapse     async (seconds): let time pass for the backing; waits, unless a clock can be advanced
     skewed     async (owner, skew_seconds) -> LeaseManager, like `leases`, on a machine whose clock is so far off. By
-               default such tests are skipped: whoever shares a file or a process shares a clock
+               default such tests are skipped: processes that share a file share a clock
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from relight.testing.conformance.sessions import SessionSuite
 
 
 class LeaseSuite(SessionSuite):
-    """`LeaseManager`: who holds which runs, and all of SessionSuite."""
+    """`LeaseManager`: which owner has which leases, and all of SessionSuite."""
 
     # ---- acquiring
 
@@ -52,7 +52,7 @@ class LeaseSuite(SessionSuite):
         for run_id in await make_runs(20):
             calls = [a.acquire_lease([run_id]), b.acquire_lease([run_id])]
             if won["a#1"] > won["b#1"]:
-                calls.reverse()  # the other begins
+                calls.reverse()  # the other contender begins
             first, second = await asyncio.gather(*calls)
             answers = [first[run_id], second[run_id]]
             assert answers.count(Acquired()) == 1, answers
@@ -181,7 +181,7 @@ class LeaseSuite(SessionSuite):
         kind: MessageKind | None,
         at_once: bool,
     ) -> None:
-        """Its owner may not have heard of it, and those who come look at what is due only."""
+        """Its owner may not have received the message, and the next orchestrators look only for runs that are due."""
         a = await leases("a#1")
         if not a.in_store:
             pytest.skip("a manager that does not see the runs makes none due")
@@ -283,6 +283,6 @@ class LeaseSuite(SessionSuite):
         await take(b, run_ids)
         await b.end_session("dead#1")
         await b.end_session("nobody#1")
-        await dead.heartbeat()  # it was not dead after all
+        await dead.heartbeat()  # the process was not dead after all
         assert await session_of(b, "dead#1") is not None
         assert await owner_of(dead, run_ids[0]) == "b#1"

@@ -1,4 +1,4 @@
-"""Who holds what: the roots of an owner, the owners there are, an owner column that is corrected."""
+"""Owners: the roots of an owner, all owners, an owner column that is corrected."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ class OwnershipSuite(Suite):
         while page := await store.list_active_roots("me", after, 10):
             found += ids(page)
             after = page[-1].id
-            # A run that ends while the pages are read neither hides nor repeats another.
+            # A run that ends while the pages are read neither hides nor repeats another run.
             await ended(store, page[-1])
         assert found == [run.id for run in runs]
         assert len(await store.list_active_roots("you", None, 100)) == 25
 
     async def test_a_page_after_a_run_that_is_anothers_by_now(self, store: Store) -> None:
-        """Somebody claims the last run of a page before the next page is read."""
+        """Another owner claims the last run of a page before the next page is read."""
         await created(store, *[new_run(f"run-{n}", created_at=START + n) for n in range(4)])
         page = await store.list_active_roots("me", None, 2)
         await store.claim({page[-1].id: 1}, "you")
@@ -116,7 +116,7 @@ class OwnershipSuite(Suite):
         assert await store.sessions() == []
         here = Process(machine="here", pid=7, started=8, life="a#1")
         await store.note_session("a#1", here, 60.0)
-        await store.note_session("b#1", Process(), -1.0)  # it has lapsed already
+        await store.note_session("b#1", Process(), -1.0)  # this session has lapsed already
         (first, lapsed) = await store.sessions()
         assert (first.owner, first.process, first.fresh) == ("a#1", here, True)
         assert (lapsed.owner, lapsed.fresh) == ("b#1", False)

@@ -1,4 +1,4 @@
-"""A root that recovery gave up on: it has ended like any other, but it keeps its inbox and may be brought back by hand."""
+"""A root that recovery gave up on: it has ended like any other root, but keeps its inbox and may be resumed by hand."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from relight.testing.conformance.build import (
 
 
 def giving_up(run: Run) -> RunChange:
-    """Recovery's cancellation."""
+    """The change by which recovery cancels a run."""
     return changing(run, Status.CANCELLED, hold=Hold.RECOVERY, reason="older than max_resume_age")
 
 
 def bringing_back(run: Run) -> RunChange:
-    """What a manual resume writes."""
+    """The change by which a person resumes the run."""
     return changing(run, Status.PENDING, wake_at=START)
 
 
 async def given_up(store: Store, run: Run) -> None:
-    """A root that was created and given up on by its owner's commit: its journal ends at 2."""
+    """Create a root, and give it up by its owner's commit: its journal ends at 2."""
     await created(store, run)
     assert await commit_one(store, appending(run, 1, b"cancelled", changes=[giving_up(run)])) == Committed(2)
 
@@ -197,5 +197,5 @@ class ReopenSuite(Suite):
 
 
 def but_named(message: Message, name: str) -> Message:
-    """Another message, under a dedup of its own."""
+    """The same message with another name, and a dedup of its own."""
     return Message(run_id=message.run_id, kind=message.kind, name=name, dedup=name)

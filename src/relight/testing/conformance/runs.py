@@ -48,7 +48,7 @@ async def pages(store: Store, where: RunFilter) -> list[list[str]]:
 
 
 class RunSuite(Suite):
-    """Everything about run rows but their writing by `commit`."""
+    """Everything about the rows of runs, except that `commit` writes them."""
 
     # ---- looking up and listing
 

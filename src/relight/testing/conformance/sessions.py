@@ -1,4 +1,5 @@
-"""The sessions of orchestrators: how they are listed, by whose clock, and who hears of their ends. Part of LeaseSuite."""
+"""Sessions of orchestrators: how they are listed, by which clock, which watches report their ends. Part of
+LeaseSuite."""
 
 from __future__ import annotations
 
@@ -105,7 +106,7 @@ class SessionSuite(LeaseBase):
             difference = sessions["a#1"].expires_at - sessions["b#1"].expires_at
             assert difference == pytest.approx(0, abs=LONG_SECONDS / 2)
 
-    # ---- hearing of ends
+    # ---- watching
 
     async def test_a_lapse_is_heard_of(
         self, leases: OpenLeases, make_runs: MakeRuns, watch: StartWatch, ttl: float, lapse: Lapse
@@ -117,7 +118,7 @@ class SessionSuite(LeaseBase):
         await lapse(dead)
         assert await heard.hears("dead#1")
         assert "alive#1" not in heard.owners
-        assert "watcher#1" not in heard.owners, "it has lapsed itself by now, but it need not be told"
+        assert "watcher#1" not in heard.owners, "the watcher's own session has lapsed; its watch must not report it"
 
     async def test_a_release_is_heard_of(self, leases: OpenLeases, make_runs: MakeRuns, watch: StartWatch) -> None:
         watcher, leaving, staying = await leases("watcher#1"), await leases("leaving#1"), await leases("staying#1")
@@ -176,7 +177,8 @@ class SessionSuite(LeaseBase):
     async def test_an_ended_session_is_not_fresh_and_keeps_its_last_heartbeat_until_it_is_forgotten(
         self, leases: OpenLeases
     ) -> None:
-        """`stale_timeout` counts from it, also for whoever comes later. A manager that forgets it leaves that to the store."""
+        """`stale_timeout` counts from that heartbeat, also for an orchestrator that comes later. If a lease manager
+        forgets it, the store has it."""
         a, b = await leases("a#1"), await leases("b#1")
         before = await session_of(b, "a#1")
         assert before is not None
@@ -193,7 +195,7 @@ class SessionSuite(LeaseBase):
         assert "a#1" not in [session.owner for session in await b.list_orchestrators()]
         assert await a.heartbeat() is True
         await b.forget_session("a#1")
-        assert await session_of(b, "a#1") is not None, "one that is alive is not forgotten"
+        assert await session_of(b, "a#1") is not None, "a live session is not forgotten"
 
     async def test_since_when_the_list_is_kept(self, leases: OpenLeases) -> None:
         a = await leases("a#1")

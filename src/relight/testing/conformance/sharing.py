@@ -1,4 +1,4 @@
-"""Runs that fall due together: claimed by one statement, and shared between those who are alive."""
+"""Runs that fall due together: claimed by one statement, and shared between the live orchestrators."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from relight.model.run import Run, Status
 from relight.ports.store import Committed, Fenced, Store
 from relight.testing.conformance.build import START, Suite, appending, but, commit_one, created, ids, new_run, run_of
 
-LATER = START + 100.0  # when these are asked for
-RECENT = LATER - 0.25  # what fell due before is anybody's
+LATER = START + 100.0  # when the runs are claimed
+RECENT = LATER - 0.25  # runs that fell due before this are not shared: any owner may claim them
 ALIVE_SECONDS = 600.0
 
 
@@ -58,7 +58,7 @@ class SharingSuite(Suite):
 
     @pytest.mark.parametrize("living", [2, 3])
     async def test_what_falls_due_together_is_shared(self, store: Store, living: int) -> None:
-        """Each takes its share, one after the other; nobody finds nothing."""
+        """Each owner claims its share, one after the other; none is left without runs."""
         names = [f"{n}#1" for n in range(living)]
         for name in names:
             await store.note_session(name, Process(), ALIVE_SECONDS)
@@ -81,7 +81,7 @@ class SharingSuite(Suite):
         assert len(await self._claim(store, "a#1")) == 1
 
     async def test_what_nobody_took_in_a_moment_is_anybodys(self, store: Store) -> None:
-        """Those who are counted as alive may be full, or dead for less than a ttl."""
+        """Owners that count as alive may have no room, or may have died less than a ttl ago."""
         for name in ("a#1", "b#1"):
             await store.note_session(name, Process(), ALIVE_SECONDS)
         await self._due(store, 20, RECENT - 1, "old")
@@ -96,6 +96,6 @@ class SharingSuite(Suite):
         claimed = await asyncio.gather(*(self._claim(store, f"{n}#1", 40) for n in range(3)))
         found = [run_id for runs in claimed for run_id in ids(runs)]
         assert len(found) == len(set(found))
-        while rest := await self._claim(store, "last#1"):  # what was locked by another was skipped
+        while rest := await self._claim(store, "last#1"):  # runs that another claim had locked were skipped
             found += ids(rest)
         assert len(set(found)) == len(found) == 90

@@ -1,4 +1,4 @@
-"""Texts that no store keeps are refused in the same way by every one, and what is only for people is written all the same."""
+"""Texts that some store cannot keep: every store refuses them in the same way, or replaces them in texts for people."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from relight.testing.conformance.build import (
     spawned_by,
 )
 
-# NUL, first, in the middle and last; halves of a surrogate pair.
+# NUL alone, at the beginning, in the middle and at the end; halves of a surrogate pair.
 UNSTORABLE = ("\0", "\0run", "ru\0n", "run\0", "\ud800", "run\udfff")
 each_unstorable = pytest.mark.parametrize("text", UNSTORABLE, ids=[ascii(text) for text in UNSTORABLE])
 
 
 class TextSuite(Suite):
-    """Ids, names, reasons, log lines and what a listing asks for."""
+    """Ids, names, reasons, log lines and the filters of a listing."""
 
     @each_unstorable
     async def test_nothing_is_found_under_an_id_that_no_run_can_have(self, store: Store, text: str) -> None:

@@ -1,4 +1,4 @@
-"""A message makes its run due: written down with it, so that no process has to remember whom to wake."""
+"""A message makes its run due, in the same transaction, so that no process has to remember which runs to wake."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from relight.testing.conformance.inboxes import joining, signal
 
 
 class WakingSuite(Suite):
-    """What `post`, and the messages of a commit, do to the rows of the runs that they are for."""
+    """What `post`, and the messages of a commit, do to the rows of the runs that receive them."""
 
     async def _parked(self, store: Store, wake_at: float | None = None) -> Run:
         run = new_run()
@@ -36,7 +36,8 @@ class WakingSuite(Suite):
     async def test_a_posted_message_makes_a_waiting_run_due(
         self, store: Store, kind: MessageKind, wake_at: float | None
     ) -> None:
-        """Or every process that heard of it would have to remember that, across lost leases, full houses and restarts."""
+        """Otherwise every process that knows of the message would have to remember it, when it loses its lease, has no
+        room for more runs, or restarts."""
         await self._parked(store, wake_at)
         await store.post([Message(run_id="run", kind=kind, at=START + 5)])
         row = await run_of(store, "run")
@@ -101,7 +102,7 @@ class WakingSuite(Suite):
         assert (await run_of(store, "run")).wake_at is not None
 
     async def test_a_pending_run_that_is_not_due_yet_is_due_at_once(self, store: Store) -> None:
-        """As one whose owner could only end its session: it was released as it was."""
+        """Such a run is left by an owner that could only end its session: its row was released unchanged."""
         run = new_run(owner=None, status=Status.PENDING, wake_at=START + 3600)
         await created(store, run)
         await store.post([signal("run")])
