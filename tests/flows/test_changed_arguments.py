@@ -144,6 +144,7 @@ LATER = NOON + dt.timedelta(seconds=3)
         (Order("a", NOON), Order("a", LATER)),
         ({"at": str(NOON)}, {"at": str(LATER)}),
     ],
+    ids=["datetime", "date", "isoformat", "time", "time_ns", "in a struct", "in a dict"],
 )
 async def test_for_a_time_now_is_suggested(world: World, caplog: pytest.LogCaptureFixture, before: Any, after: Any):
     reason = await held(world, charge, ("a", 1, before), ("a", 1, after))
