@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import gc
 import sys
 import threading
 from collections.abc import Callable
@@ -182,6 +183,36 @@ async def test_it_fails_its_run_and_the_engine_goes_on(world: World, raises: Any
     await after.signal("go")
     assert await after.result("60s") == "fine"
     await asyncio.wait_for(world.close(), 60)
+
+
+@pytest.mark.parametrize("retries", [1, 3])
+@pytest.mark.parametrize("where", ["thread", "future"])
+async def test_generator_exit_ends_no_task_of_the_engine(world: World, where: str, retries: int):
+    """Python closes the coroutines that await a future with this exception. It shows when the task is garbage."""
+    tried = list[int]()
+
+    @step(retry=Retry(retries))
+    def in_thread() -> None:
+        tried.append(1)
+        raise GeneratorExit
+
+    @step
+    async def in_future() -> None:
+        tried.append(1)
+        future = asyncio.get_running_loop().create_future()
+        future.get_loop().call_soon(future.set_exception, GeneratorExit())
+        await future
+
+    @flow
+    async def work() -> None:
+        await (in_thread() if where == "thread" else in_future())
+
+    rl = await world.open()
+    with pytest.raises(RunFailedError, match="GeneratorExit"):
+        await rl.run(work)
+    assert len(tried) == (retries if where == "thread" else 1)
+    await rl.idle()
+    gc.collect()
 
 
 @RAISES

@@ -11,6 +11,7 @@ Each step's body runs in its own context: a copy of the flow's when the flow ask
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import logging
 import sys
@@ -106,7 +107,10 @@ class Bodies:
                 awaited = work.context.run(work.first_stretch)
                 if awaited is not OVER:
                     self._hand_over()
-                    await _Rest(work, awaited)
+                    # If a future that the body awaits is given a GeneratorExit, Python closes everything that awaits it. The
+                    # body has ended with it then.
+                    with contextlib.suppress(GeneratorExit):
+                        await _Rest(work, awaited)
                     work.task = None
                     return  # another runner has gone on with the queue
                 work.task = None

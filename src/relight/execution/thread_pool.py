@@ -344,6 +344,15 @@ class Threads:
             raise
 
 
+class ThreadExitError(Exception):
+    """Carries a GeneratorExit out of a thread. Thrown into a coroutine as it is, it would close the coroutines that this one
+    awaits, and end its task as if nobody wanted it any more."""
+
+    def __init__(self, error: GeneratorExit) -> None:
+        super().__init__()
+        self.error = error
+
+
 def report_end(
     loop: asyncio.AbstractEventLoop,
     future: asyncio.Future[T],
@@ -366,6 +375,8 @@ def report_end(
             future.set_result(result)
         elif isinstance(error, StopIteration):  # a future refuses to carry it
             future.set_exception(RuntimeError(f"StopIteration escaped: {error!r}"))
+        elif isinstance(error, GeneratorExit):
+            future.set_exception(ThreadExitError(error))
         else:
             future.set_exception(error)
 

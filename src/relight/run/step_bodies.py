@@ -14,6 +14,7 @@ from msgspec import Raw
 
 from relight.clock import time_limit
 from relight.errors import RunCancelled, StepError, StepInterruptedError, StepTimeoutError, Unwind
+from relight.execution.thread_pool import ThreadExitError
 from relight.flow.payloads import record_error
 from relight.flow.scope import CURRENT, StepInfo
 from relight.model.journal import StepCompleted, StepFailed, StepRetrying, StepStarted
@@ -124,6 +125,8 @@ def ordinary(error: BaseException, what: str) -> BaseException:
 
 def recordable(error: BaseException, what: str) -> Exception:
     """The error as it is recorded, and told now and on replay. Only Exceptions can be rebuilt (error_records.py)."""
+    if isinstance(error, ThreadExitError):
+        error = error.error
     if isinstance(error, Exception):
         return error
     name = type(error).__name__
