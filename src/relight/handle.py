@@ -112,7 +112,7 @@ class Handle(Generic[R_co]):
             news: asyncio.Future[Run | None] = loop.create_future()
             unwatch = orchestrator.watch(self.id, lambda row, news=news: news.done() or news.set_result(row))  # type: ignore[misc]
             try:
-                if self.id not in orchestrator.live:
+                if self.id not in orchestrator.live or orchestrator.stopped:
                     row: Run | None = await self._relight.row(self.id)
                     assert row is not None
                     if row.status.terminal:

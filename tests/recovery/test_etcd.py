@@ -15,7 +15,7 @@ from relight.backends.memory import MemoryStore
 from relight.clock import SYSTEM_CLOCK, SystemClock
 from relight.model.journal import RunRecovered, decode_event
 from tests.harness.cluster import until
-from tests.recovery.test_leases import Work
+from tests.recovery.engines import Work
 from tests.servers.etcd import EtcdServer
 
 TTL = 3.0

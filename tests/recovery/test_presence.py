@@ -18,8 +18,8 @@ from relight.model.lease import Process, Session
 from relight.ownership.liveness import Presence
 from relight.process import _machine, mark_dead
 from tests.harness.cluster import until
+from tests.recovery.engines import Work
 from tests.recovery.test_etcd import recovered
-from tests.recovery.test_leases import Work
 from tests.servers.etcd import EtcdServer, etcd_or_skip
 
 TTL = 3.0

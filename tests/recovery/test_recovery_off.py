@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from relight import Relight, flow, step, wait_for
-from relight.errors import RunCancelledError, RunStateError
+from relight import Relight, flow, sleep, step, wait_for
+from relight.errors import RunCancelledError, RunStateError, StoreUnavailableError
 from relight.model.decisions import Action
 from relight.model.run import Status
+from relight.ports.store import Commit, CommitResult
+from relight.run.live_run import LiveRun
 from tests.flows.world import World, until
+from tests.recovery.engines import Engines
+from tests.recovery.engines import Work as Blocking
 
 OFF: dict[str, Any] = {"recovery": {"enabled": False}, "park_after": "10ms"}
 
@@ -212,3 +217,132 @@ async def test_a_plan_can_be_limited(world: World):
     for wrong in (0, -1, True, "3"):
         with pytest.raises(ValueError, match="limit="):
             await rl.plan(wrong)  # type: ignore[arg-type]
+
+
+# ---- several engines whose recovery is off
+
+
+ALONE = {"recovery": {"enabled": False}}
+
+
+async def left_behind(engines: Engines, work: Blocking, *run_ids: str) -> None:
+    """These runs were released by an engine that is closed."""
+    a = await engines.start("a", **ALONE)
+    for run_id in run_ids:
+        await a.start(work.flow.with_id(run_id))
+    await until(lambda: work.begun == len(run_ids))
+    await engines.open.pop("a").close()
+    work.gate.set()
+
+
+@pytest.mark.parametrize("by", ["resume", "cancel"])
+async def test_what_a_person_frees_is_found_behind_others(engines: Engines, by: str):
+    """A room for one run, and others are due before it."""
+    work = Blocking()
+    await left_behind(engines, work, "r1", "r2", "r3")
+    await engines.start("b", **ALONE, max_concurrent_runs=1)
+    client = await engines.start("c", **ALONE, drive=False)
+    if by == "resume":
+        await client.resume("r3")
+    else:
+        await (await client.get("r3")).cancel()
+    wanted = Status.COMPLETED if by == "resume" else Status.CANCELLED
+    await until(lambda: engines.store.runs["r3"].status is wanted)
+    assert [engines.store.runs[run_id].status for run_id in ("r1", "r2")] == [Status.PENDING] * 2
+
+
+@pytest.mark.parametrize("how", ["lost", "closed"])
+async def test_what_a_person_freed_goes_on_elsewhere_if_its_code_was_not_called(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch, how: str
+):
+    work, gate, reading = Blocking(), asyncio.Event(), asyncio.Event()
+    await left_behind(engines, work, "r")
+    client = await engines.start("c", **ALONE, drive=False)
+    b = await engines.start("b", **ALONE)
+    await b.idle()
+    read = engines.store.read
+
+    async def kept_back(*args: Any) -> Any:
+        if not reading.is_set() and (engines.store.runs["r"].owner or "").startswith("b#"):
+            reading.set()
+            await gate.wait()
+        return await read(*args)
+
+    monkeypatch.setattr(engines.store, "read", kept_back)
+    await client.resume("r")
+    await reading.wait()
+    await engines.start("d", **ALONE)
+    if how == "lost":
+        engines.leases["b"].cut = True
+        await until(lambda: not b.services.heartbeats.may_drive)
+        gate.set()
+    else:
+        await engines.open.pop("b").close()
+    await until(lambda: engines.store.runs["r"].status is Status.COMPLETED)
+    assert work.begun == 2
+
+
+@pytest.mark.parametrize("again", [True, False])
+async def test_a_run_whose_accepted_start_was_not_answered_wakes_up(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch, again: bool
+):
+    woken = asyncio.Event()
+
+    @flow
+    async def sleeper() -> None:
+        await sleep("1s")
+        woken.set()
+
+    a = await engines.start("a", **ALONE, park_after="10ms")
+    commit, lost = engines.store.commit, False
+
+    async def losing(commits: Sequence[Commit]) -> list[CommitResult]:
+        nonlocal lost
+        results = await commit(commits)
+        if not lost and any(one.create is not None for one in commits):
+            lost = True
+            raise StoreUnavailableError("the answer was lost")
+        return results
+
+    monkeypatch.setattr(engines.store, "commit", losing)
+    with pytest.raises(StoreUnavailableError):
+        await a.start(sleeper.with_id("r"))
+    if again:
+        await (await a.start(sleeper.with_id("r"))).result("60s")
+    await asyncio.wait_for(woken.wait(), 60)
+
+
+async def test_a_run_that_is_started_again_after_a_restart_goes_on(engines: Engines):
+    work = Blocking()
+    await left_behind(engines, work, "r")
+    b = await engines.start("b", **ALONE)
+    assert await (await b.start(work.flow.with_id("r"))).result("60s") == 7
+    assert work.begun == 2
+
+
+async def test_own_runs_have_no_more_than_their_room(engines: Engines):
+    begun, gate, most = list[int](), asyncio.Event(), 0
+
+    @step
+    async def hard(number: int) -> int:
+        begun.append(number)
+        await gate.wait()
+        return number
+
+    @flow
+    async def one(number: int) -> int:
+        return await hard(number)
+
+    a = await engines.start("a", **ALONE, max_concurrent_runs=2)
+    runs = [await a.start(one.with_id(f"r{number}"), number) for number in range(8)]
+    enter = a.orchestrator.memory.enter
+
+    def entered(run: LiveRun) -> None:
+        nonlocal most
+        enter(run)
+        most = max(most, len(a.orchestrator.live))
+
+    a.orchestrator.memory.enter = entered  # type: ignore[method-assign]
+    gate.set()
+    assert [await run.result("60s") for run in runs] == list(range(8))
+    assert most == 2

@@ -300,7 +300,7 @@ async def test_a_recorder_that_broke_comes_back_by_itself(
             raise BugError("settling")
         settle(self, writers, *rest)
 
-    monkeypatch.setattr(_Lane, "settle", settle_or_break)
+    monkeypatch.setattr(_Lane, "finish", settle_or_break)
     recovery = {"lease_ttl": "1s", "check_interval": "0.2s"}
     async with Relight(tmp_path / "relight.db", recovery=recovery) as rl:
         run = await rl.start(flows.works.with_id("r"))

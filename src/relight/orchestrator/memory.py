@@ -22,6 +22,7 @@ class Memory:
         self.reserved = 0  # for how many of those calls room is reserved
         self.own: set[str] = set()  # runs that were started or resumed here; used only while recovery is off
         self.stopping = False  # no run is taken up any more
+        self.stopped = False  # nothing more happens to any run here, even if one has stayed in `live`
         self.arrived = asyncio.Event()  # a run that was being taken up or created is in memory now, or will not be
         self.departed = asyncio.Event()  # a run has left memory
         self._room_waiters: list[asyncio.Future[None]] = []
@@ -83,6 +84,11 @@ class Memory:
         """These runs are in memory now, or could not be taken up."""
         self.taking.difference_update(run_ids)
         self.arrived.set()
+
+    def started_here(self, run_id: str) -> None:
+        """A caller of this process has started the run: this process may take it up even while recovery is off."""
+        if not self._takes_all:
+            self.own.add(run_id)
 
     # ---- queries
 

@@ -15,7 +15,7 @@ from functools import partial
 from relight.errors import StoreUnavailableError
 from relight.flow.definitions import Flow
 from relight.model.replay import TreeState
-from relight.model.run import Message, Run, Status
+from relight.model.run import RESUMED_BY_HAND, Message, Run, Status
 from relight.orchestrator.claimed_elsewhere import ClaimedElsewhere
 from relight.orchestrator.delivery import Delivery
 from relight.orchestrator.memory import Memory
@@ -33,7 +33,9 @@ from relight.run.recording import RUNNING
 from relight.run.services import Services
 from relight.telemetry import Token, log
 
-ARRIVAL_SECONDS = 5.0  # how long `stop` waits for runs that are being taken up or created, to let go of them too
+# How long `stop` waits, beyond the grace, for runs that are being taken up or created; then for commits that release runs.
+ARRIVAL_SECONDS = 5.0
+LAST_COMMIT_SECONDS = 3.0
 
 
 class Orchestrator:
@@ -74,17 +76,23 @@ class Orchestrator:
         self.memory.stopping = True
         self.trials.stop()
         await self.waker.stop()
+        loop = self.services.loop
+        until = loop.time() + max(grace_seconds, leaving.PARK_GRACE_SECONDS)
+        runs = list(self.live.values())
+        arrivals = self._arrivals_over(grace_seconds + ARRIVAL_SECONDS)
+        await asyncio.gather(arrivals, *(self._let_go_at_the_end(run, grace_seconds) for run in runs))
+        await self._all_gone(max(until, loop.time() + LAST_COMMIT_SECONDS))
+        self.memory.stopped = True
+        await self.watchers.last_look()
+
+    async def _arrivals_over(self, seconds: float) -> None:
+        """Wait for the runs that are being taken up or created: `drive` releases them. The recorder gives up on a creation
+        that the store does not answer, a little after the grace."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ARRIVAL_SECONDS):
+            async with asyncio.timeout(seconds):
                 while self.taking or self.memory.creating:
                     self.memory.arrived.clear()
                     await self.memory.arrived.wait()
-        runs = list(self.live.values())
-        if runs:
-            until = self.services.loop.time() + max(grace_seconds, leaving.PARK_GRACE_SECONDS)
-            await asyncio.gather(*(self._let_go_at_the_end(run, grace_seconds) for run in runs))
-            await self._all_gone(until)
-        await self.watchers.last_look()
 
     async def _let_go_at_the_end(self, run: LiveRun, grace_seconds: float) -> None:
         """An error in one run must not keep the other runs in memory, nor keep the engine from closing."""
@@ -102,7 +110,7 @@ class Orchestrator:
                     self.memory.departed.clear()
                     await self.memory.departed.wait()
 
-    async def _let_go(self, run: LiveRun, grace_seconds: float, why: str) -> None:
+    async def _let_go(self, run: LiveRun, grace_seconds: float, why: str, reason: str = "released") -> None:
         """Take one run out of memory. Any orchestrator may take it up at once, and this does not count as a crash."""
         if run.next is not None:
             return  # `continued` lets go of the next generation instead
@@ -112,7 +120,7 @@ class Orchestrator:
         now = self.services.clock.now()
 
         def write() -> None:
-            run.change(Status.PENDING, owner=None, wake_at=now, reason="released")
+            run.change(Status.PENDING, owner=None, wake_at=now, reason=reason)
             run.log(Token.RUN_RELEASED, f"released by {self.services.owner}: {why}")
 
         await leaving.depart(run, why, grace_seconds, write)
@@ -124,7 +132,9 @@ class Orchestrator:
         """Let go of a run whose code has not been called. From now on it receives no messages: if it received a pause
         and left memory for that, the older messages in its inbox would count as received."""
         leaving.stop(run, why)
-        self.services.background.start(self._let_go(run, 0.0, why), "release", run.broke)
+        # With recovery off, only this reason lets another process go on with what a person has resumed.
+        reason = RESUMED_BY_HAND if run.row.reason == RESUMED_BY_HAND else "released"
+        self.services.background.start(self._let_go(run, 0.0, why, reason), "release", run.broke)
 
     # ---- the lease
 
@@ -134,6 +144,7 @@ class Orchestrator:
         has claimed the run meanwhile."""
         grace = self.services.config.recovery.lease_ttl_seconds / 6
         for run in list(self.live.values()):
+            leaving.hurry(run, grace)  # if it is leaving already, with a longer grace perhaps
             self.services.background.start(
                 self._let_go(run, grace, "its orchestrator could not renew its lease"), "adrift", run.broke
             )
@@ -152,6 +163,10 @@ class Orchestrator:
     @property
     def stopping(self) -> bool:
         return self.memory.stopping
+
+    @property
+    def stopped(self) -> bool:
+        return self.memory.stopped
 
     @property
     def crowded(self) -> bool:
@@ -215,8 +230,7 @@ class Orchestrator:
         if row.id in self.live:
             # The run was started twice in one tick of the clock: to the store, the second start repeated the first.
             return
-        if not self.services.config.recovery.enabled:
-            self.memory.own.add(row.id)
+        self.memory.started_here(row.id)
         run = LiveRun(self.services, self, row, row.epoch, state)
         run.lapses = lapses
         self.drive(run, flow, [])
@@ -225,10 +239,8 @@ class Orchestrator:
         """Begin to drive a run."""
         self.enter(run)
         self.services.heartbeats.attach(run.id)
-        if self.memory.stopping:
-            # The run was created too late: its code is not called here, and `stop` lets go of it. Until then it
-            # receives no messages, for the reason that `_release` gives.
-            leaving.stop(run, "its orchestrator stops")
+        if self.memory.stopping:  # created or taken up a moment too late
+            self._release(run, "its orchestrator stops")
             return
         if not self.services.heartbeats.may_drive:  # too late as well: all runs that were in memory have been let go of
             self.delivery.forget(run.id)  # its messages are in the store, for the process that takes the run up
@@ -300,8 +312,7 @@ class Orchestrator:
         return self.live.get(run.id) is not run
 
     def offer(self, run_id: str) -> None:
-        if not self.services.config.recovery.enabled:
-            self.memory.own.add(run_id)
+        self.memory.started_here(run_id)
         self.waker.look_for_due()
 
     def wake_at(self, when: float) -> None:

@@ -47,6 +47,7 @@ async def start(
         result = await services.recorder.create(commit)
     except BaseException:
         # The store may have written the run all the same. Then no other process drives it, as this one owns it.
+        orchestrator.memory.started_here(new_id)
         orchestrator.check_ownership([new_id], crashed=False)
         raise
     finally:
@@ -58,6 +59,8 @@ async def start(
                 f"run id {new_id!r} is taken by flow {known.flow!r} with input {_short(known.input)}, "
                 f"not flow {flow.name!r} with input {_short(data)}"
             )
+        if not services.config.recovery.enabled:
+            orchestrator.offer(new_id)  # perhaps no other process takes it up when it is due
     elif isinstance(result, Fenced):
         raise AssertionError(f"creating {new_id!r} cannot be fenced")
     elif room:

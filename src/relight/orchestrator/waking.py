@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 from relight.clock import Timer
-from relight.model.run import ENDS_PAUSE, RESUMED_BY_HAND, Hold, News, Run
+from relight.model.run import Hold, News, Run
 from relight.orchestrator.claimed_elsewhere import ClaimedElsewhere
 from relight.orchestrator.delivery import Delivery
 from relight.orchestrator.memory import Memory
@@ -191,6 +191,9 @@ class Waker:
 
     async def _take_due(self) -> None:
         """Take up due runs, pass after pass, while there is room. Then set the timer for the next due time."""
+        if not self._services.config.recovery.enabled:
+            await self._take_own()
+            return
         looked_at = self._services.clock.now()
         upcoming = await self._services.store.next_due()
         if upcoming is None or upcoming > looked_at:  # nearly always: claiming would be a write for nothing
@@ -199,16 +202,7 @@ class Waker:
             return
         while self._memory.room > 0:
             limit = min(PASS_LIMIT, self._memory.room)
-            if self._services.config.recovery.enabled:
-                if await self._claim_due(looked_at, limit) < limit:
-                    break
-                continue
-            due = await self._services.store.due(looked_at, limit)
-            fresh = await self._own_due(looked_at) + await self._freed_by_hand(due)
-            claimed = await self._take_up(fresh, crashed=False)
-            if len(due) < limit or not claimed:
-                # Runs that are being taken up fill this page, and may hide due runs behind them: look again afterwards.
-                self._look_again |= any(row.id in self._memory.taking for row in due)
+            if await self._claim_due(looked_at, limit) < limit:
                 break
         else:
             self._look_again = True  # no room: the next run that leaves memory makes us look again
@@ -232,24 +226,39 @@ class Waker:
         self._look_again |= bool(but)
         return len(rows)
 
-    async def _own_due(self, now: float) -> list[Run]:
-        """While recovery is off: due runs that this process has started. They are read by id, because the runs of other
-        processes may be due earlier and fill the page."""
-        wanted = [run_id for run_id in self._memory.own if self._memory.may_take_up(run_id)]
-        rows = await self._services.store.get_runs(wanted) if wanted else []
-        return [row for row in rows if row.owner is None and row.wake_at is not None and row.wake_at <= now]
+    async def _take_own(self) -> None:
+        """While recovery is off: take up the due runs that this process has started, and those that a person has resumed or
+        cancelled, from any process. Others stay due, and are none of our business."""
+        memory, looked_at = self._memory, self._services.clock.now()
+        own, due, claimed = list[Run](), list[Run](), 0
+        while memory.room > 0:
+            limit = min(PASS_LIMIT, memory.room)
+            freed = await self._services.store.due(looked_at, limit, freed=True)
+            memory.own.update(row.id for row in freed if not self._has(row.id))
+            own = await self._own_rows()
+            due = [row for row in own if row.wake_at is not None and row.wake_at <= looked_at]
+            claimed = await self._take_up(due[:limit], crashed=False)
+            if not claimed or len(due) <= limit > len(freed):
+                # Runs that are being taken up fill this page, and may hide others behind them: look again afterwards.
+                self._look_again |= any(row.id in memory.taking for row in freed)
+                break
+        else:
+            self._look_again = True  # no room: the next run that leaves memory makes us look again
+            return
+        if due and not claimed:  # another process claims them, or their leases are not free yet
+            self.wake_at(self._services.clock.now() + NOT_OURS_SECONDS)
+        later = [row.wake_at for row in own if row.wake_at is not None and row.wake_at > looked_at]
+        if later:
+            self.wake_at(min(later))
 
-    async def _freed_by_hand(self, due: Sequence[Run]) -> list[Run]:
-        """While recovery is off: runs that a person has resumed or cancelled, from any process. They join `own`."""
-        others = [row for row in due if not self._memory.may_take_up(row.id) and not self._has(row.id)]
-        messages = await self._services.store.inbox([row.id for row in others]) if others else []
-        ended = {message.run_id for message in messages if message.kind in ENDS_PAUSE}
-        freed = [row for row in others if row.reason == RESUMED_BY_HAND or row.id in ended]
-        for row in freed:
-            self._memory.own.add(row.id)
-        if freed:
-            self.look_for_due()
-        return freed
+    async def _own_rows(self) -> list[Run]:
+        """The runs of this process that have no owner. They are read by id, because other runs may be due earlier."""
+        own = self._memory.own
+        wanted = [run_id for run_id in own if not self._has(run_id)]
+        rows = await self._services.store.get_runs(wanted) if wanted else []
+        ended = set(wanted).difference(row.id for row in rows if not row.status.terminal)
+        own.difference_update(run_id for run_id in ended if not self._has(run_id))  # or were never created
+        return sorted((row for row in rows if row.owner is None and row.id in own), key=lambda row: row.wake_at or 0.0)
 
     def _has(self, run_id: str) -> bool:
         return self._memory.is_arriving(run_id) or run_id in self._uncertain

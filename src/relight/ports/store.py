@@ -215,11 +215,12 @@ class MetadataStore(Protocol):
         cannot be written, because it could not be read or was not read. Changes no journal."""
         ...
 
-    async def due(self, now: float, limit: int) -> list[Run]:
+    async def due(self, now: float, limit: int, *, freed: bool = False) -> list[Run]:
         """Waiting and pending roots without an owner whose wake_at has come, earliest first.
 
         Runs that were accepted but not taken up yet (spawned, or over the limit) are pending with wake_at set, so they
-        are found here as well.
+        are found here as well. `freed`: only runs that a person has resumed or cancelled. Their reason is RESUMED_BY_HAND,
+        or a RESUME or CANCEL is in their inbox.
         """
         ...
 

@@ -77,6 +77,7 @@ async def take_up_claimed(orchestrator: RunsInMemory, rows: list[Run], lapses: i
         now = orchestrator.services.clock.now()
         released = RunChange(run_id="", status=Status.PENDING, wake_at=now, reason="released")
         await orchestrator.services.store.hold({row.id: row.epoch for row in rows}, released)
+        return  # another process may drive them by now, even if the lease is ours again
     await take_up(orchestrator, rows, crashed=False, claimed_under=lapses)
 
 

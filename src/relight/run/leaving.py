@@ -99,8 +99,9 @@ async def park(run: LiveRun) -> None:
 
 def stop(run: LiveRun, reason: str) -> None:
     """Nothing begins and nothing is told from now on: the caller is about to take the run out of memory."""
-    run.enter(STOPPING)
-    run.stopping = reason
+    run.stopping = run.stopping or reason
+    if run.phase in (DRIVEN, ENDING):
+        run.enter(STOPPING)
 
 
 async def depart(run: LiveRun, reason: str, grace_seconds: float, write: Any = None) -> None:
@@ -158,7 +159,20 @@ async def _calm(run: LiveRun, grace_seconds: float) -> float:
     run.departure.calm = loop.create_future()
     await asyncio.wait([run.departure.calm], timeout=grace_seconds)
     left = max(until - loop.time(), 0.0)
-    return left if run.inflight else max(left, min(grace_seconds, PARK_GRACE_SECONDS))
+    return 0.0 if run.inflight else max(left, min(grace_seconds, PARK_GRACE_SECONDS))
+
+
+def hurry(run: LiveRun, grace_seconds: float) -> None:
+    """The lease is lost. A run that is leaving memory already has at most this grace for its steps in flight: after
+    that another process may execute them."""
+    calm = run.departure.calm
+    if calm is not None and not calm.done():
+        run.services.loop.call_later(grace_seconds, _end_wait, calm)
+
+
+def _end_wait(calm: asyncio.Future[None]) -> None:
+    if not calm.done():
+        calm.set_result(None)
 
 
 def body_ended(run: LiveRun, key: str) -> None:
@@ -220,17 +234,10 @@ def depart_by_itself(run: LiveRun) -> None:
 
 def failed(run: LiveRun) -> None:
     """The recorder could not write what the run did last, perhaps its end. The run must not go on as if it had."""
-    run.stopping = run.stopping or "its entries could not be written by this process"
+    stop(run, "its entries could not be written by this process")
     run.departure.outcome = None
     if not run.departing:
-        _stop(run)
         depart_by_itself(run)
-
-
-def _stop(run: LiveRun) -> None:
-    """Nothing that the run does is written any more, perhaps not even its end: stop it."""
-    if run.phase in (DRIVEN, ENDING):
-        run.enter(STOPPING)
 
 
 def broke(run: LiveRun, error: BaseException) -> None:
@@ -243,7 +250,8 @@ def broke(run: LiveRun, error: BaseException) -> None:
         run.writer.abandon(error)
         return
     run.writer.abandon(error)
-    run.enter(LEFT)
+    if run.phase is not LEFT:
+        run.enter(LEFT)
     stop_bodies(run)
     run.host.left(run)
 
@@ -257,11 +265,10 @@ def fenced(run: LiveRun, refused: bool) -> None:
     run.services.background.start(_note_fenced(run), "note")
     if run.over and run.departure.outcome is None and run.next is None:
         return  # its code has ended, and the object is about to be dropped
-    run.stopping = run.stopping or "fenced"
+    stop(run, "fenced")
     run.departure.outcome = None
     stop_bodies(run)
     if not run.departing:
-        _stop(run)
         run.services.background.start(depart(run, "fenced", PARK_GRACE_SECONDS), "depart", run.broke)
 
 

@@ -248,8 +248,8 @@ class CrashingStore:
     async def hold(self, epochs: dict[str, int], status: RunChange) -> None:
         await self._do("hold", self._inner.hold(epochs, status))
 
-    async def due(self, now: float, limit: int) -> list[Run]:
-        return await self._do("due", self._inner.due(now, limit))
+    async def due(self, now: float, limit: int, *, freed: bool = False) -> list[Run]:
+        return await self._do("due", self._inner.due(now, limit, freed=freed))
 
     async def claim_due(self, owner: str, now: float, since: float, limit: int, but: Sequence[str]) -> list[Run]:
         return await self._do("claim_due", self._inner.claim_due(owner, now, since, limit, but))

@@ -19,6 +19,7 @@ from relight.clock import Clock
 from relight.model.lease import Process, Session
 from relight.model.run import (
     ENDS_PAUSE,
+    RESUMED_BY_HAND,
     TERMINAL,
     Hold,
     ItemResult,
@@ -235,6 +236,10 @@ class Data:
         """Whether a run that leaves memory has a message that it has not received. Only some kinds end a pause."""
         unheard = (message for message in self.trees[run.id].inbox if message.id > heard)
         return any(run.status is not Status.PAUSED or message.kind in ENDS_PAUSE for message in unheard)
+
+    def is_freed(self, run: Run) -> bool:
+        """Whether a person has resumed or cancelled the run."""
+        return run.reason == RESUMED_BY_HAND or any(one.kind in ENDS_PAUSE for one in self.trees[run.id].inbox)
 
     def _sort_in(self, run: Run) -> None:
         self.unfinished.pop(run.id, None)

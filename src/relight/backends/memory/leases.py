@@ -14,7 +14,7 @@ from relight.backends.memory.store import MemoryStore
 from relight.clock import Clock
 from relight.errors import LeasesUnavailableError
 from relight.model.lease import Acquired, Lease, NotOwner, Orphaned, OwnedBy, Process, Released, Session
-from relight.model.run import MessageKind, Run, Status
+from relight.model.run import RESUMED_BY_HAND, MessageKind, Run, Status
 
 
 class MemoryLeases:
@@ -129,7 +129,8 @@ class MemoryLeases:
     def _release(self, run: Run) -> None:
         """The run has no owner now, and is due: at its time if it waits for one, else at once (at a time that has
         passed by any clock). A run with a message is due at once: its owner may not have received the message."""
-        run.owner, run.status, run.hold, run.reason = None, Status.PENDING, None, ""
+        resumed = run.status is Status.PENDING and run.reason == RESUMED_BY_HAND
+        run.owner, run.status, run.hold, run.reason = None, Status.PENDING, None, RESUMED_BY_HAND if resumed else ""
         has_message = any(message.kind is not MessageKind.JOIN for message in self._data.trees[run.id].inbox)
         if run.wake_at is None or (has_message and run.wake_at > run.updated_at):
             run.wake_at = run.updated_at

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import copy
 from hashlib import sha256
+from itertools import islice
 
 from relight.backends.memory.data import Data, StoredSession
 from relight.clock import SYSTEM_CLOCK, Clock
@@ -133,8 +134,9 @@ class MemoryStore:
             if run.status in (Status.PENDING, Status.WAITING) and run.owner is None and run.wake_at is not None
         )
 
-    async def due(self, now: float, limit: int) -> list[Run]:
-        return [copy(run) for wake_at, _, run in self._waiting() if wake_at <= now][:limit]
+    async def due(self, now: float, limit: int, *, freed: bool = False) -> list[Run]:
+        due = (run for wake_at, _, run in self._waiting() if wake_at <= now and (not freed or self.data.is_freed(run)))
+        return [copy(run) for run in islice(due, limit)]
 
     async def claim_due(self, owner: str, now: float, since: float, limit: int, but: Sequence[str]) -> list[Run]:
         with self.data.writing():

@@ -132,6 +132,14 @@ SELECT * FROM relight.runs
 WHERE root_id IS NULL AND owner IS NULL AND wake_at IS NOT NULL AND status IN ('pending', 'waiting') AND wake_at <= $1
 ORDER BY wake_at LIMIT $2;
 
+-- name: due_freed
+-- Those of them that a person has resumed or cancelled.
+SELECT * FROM relight.runs AS r
+WHERE root_id IS NULL AND owner IS NULL AND wake_at IS NOT NULL AND status IN ('pending', 'waiting') AND wake_at <= $1
+    AND (reason = 'resumed by hand' OR EXISTS (
+        SELECT FROM relight.inbox AS i WHERE i.run = r.key AND NOT i.consumed AND i.kind IN ('resume', 'cancel')))
+ORDER BY wake_at LIMIT $2;
+
 -- name: claim_due
 SELECT * FROM relight.claim_due($1, $2, $3, $4, $5);
 

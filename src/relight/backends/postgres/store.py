@@ -183,8 +183,8 @@ class PostgresStore:
         now: float = await self._pool.value(self._sql["now"])
         return now
 
-    async def due(self, now: float, limit: int) -> list[Run]:
-        return await self._runs("due", now, limit)
+    async def due(self, now: float, limit: int, *, freed: bool = False) -> list[Run]:
+        return await self._runs("due_freed" if freed else "due", now, limit)
 
     async def claim_due(self, owner: str, now: float, since: float, limit: int, but: Sequence[str]) -> list[Run]:
         rows = await self._pool.fetch(self._sql["claim_due"], owner, now, since, limit, but)

@@ -235,6 +235,14 @@ SELECT * FROM runs INDEXED BY runs_due
 WHERE root_id IS NULL AND status IN ('waiting', 'pending') AND owner IS NULL AND wake_at IS NOT NULL AND wake_at <= ?
 ORDER BY wake_at LIMIT ?;
 
+-- name: due_freed
+-- Those of them that a person has resumed or cancelled.
+SELECT * FROM runs INDEXED BY runs_due
+WHERE root_id IS NULL AND status IN ('waiting', 'pending') AND owner IS NULL AND wake_at IS NOT NULL AND wake_at <= ?
+    AND (reason = 'resumed by hand' OR EXISTS (
+        SELECT 1 FROM inbox INDEXED BY inbox_open WHERE inbox.run = runs.key AND consumed = 0 AND kind IN ('resume', 'cancel')))
+ORDER BY wake_at LIMIT ?;
+
 -- name: living
 SELECT count(*) FROM orchestrators WHERE expires_at > unixepoch('subsec');
 
@@ -379,15 +387,17 @@ WHERE r.root_id IS NULL AND r.status NOT IN ('completed', 'failed', 'cancelled')
 -- The run has no owner now, and is due: at its time if it waits for one, else at once. "At once" is updated_at, which
 -- has passed by the clock that decides what is due; that need not be the clock of this file. A paused run with an owner
 -- was about to go on, and does. A run with a message is due at once, because it is not known which messages its owner
--- had received.
-UPDATE runs SET owner = NULL, status = 'pending', hold = NULL, reason = '',
+-- had received. A run that was resumed by hand, and not driven since, keeps that reason: see `due_freed`.
+UPDATE runs SET owner = NULL, status = 'pending', hold = NULL,
+    reason = iif(status = 'pending' AND reason = 'resumed by hand', reason, ''),
     wake_at = iif(EXISTS (SELECT 1 FROM inbox WHERE inbox.run = runs.key AND consumed = 0 AND kind <> 'join'),
         min(coalesce(wake_at, updated_at), updated_at), coalesce(wake_at, updated_at))
 WHERE id = :id AND owner = :owner AND root_id IS NULL AND status NOT IN ('completed', 'failed', 'cancelled')
 RETURNING key;
 
 -- name: release_all
-UPDATE runs INDEXED BY runs_owned SET owner = NULL, status = 'pending', hold = NULL, reason = '',
+UPDATE runs INDEXED BY runs_owned SET owner = NULL, status = 'pending', hold = NULL,
+    reason = iif(status = 'pending' AND reason = 'resumed by hand', reason, ''),
     wake_at = iif(EXISTS (SELECT 1 FROM inbox WHERE inbox.run = runs.key AND consumed = 0 AND kind <> 'join'),
         min(coalesce(wake_at, updated_at), updated_at), coalesce(wake_at, updated_at))
 WHERE owner = ? AND root_id IS NULL AND owner IS NOT NULL AND status IN ('pending', 'running', 'waiting', 'paused');

@@ -227,8 +227,8 @@ class SqliteStore:
     async def now(self) -> float | None:
         return None  # every process that can open the file is on this machine, and has its clock
 
-    async def due(self, now: float, limit: int) -> list[Run]:
-        return await self._read(lambda db: read.runs(db, "due", (now, limit)))
+    async def due(self, now: float, limit: int, *, freed: bool = False) -> list[Run]:
+        return await self._read(lambda db: read.runs(db, "due_freed" if freed else "due", (now, limit)))
 
     async def claim_due(self, owner: str, now: float, since: float, limit: int, but: Sequence[str]) -> list[Run]:
         def job(db: apsw.Connection) -> list[Run]:

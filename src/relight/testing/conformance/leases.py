@@ -24,7 +24,7 @@ import asyncio
 import pytest
 
 from relight.model.lease import Acquired, Lease, NotOwner, OwnedBy, Released
-from relight.model.run import Message, MessageKind, RunChange, Status
+from relight.model.run import RESUMED_BY_HAND, Message, MessageKind, RunChange, Status
 from relight.ports.leases import LeaseManager
 from relight.ports.store import Commit, Committed, Extras, Store
 from relight.testing.conformance.build import START, run_of
@@ -205,6 +205,29 @@ class LeaseSuite(SessionSuite):
         assert (row.owner, row.status) == (None, Status.PENDING)
         told = kind not in (None, MessageKind.JOIN)
         assert row.wake_at == (before.updated_at if told else START + 3600)
+
+    @pytest.mark.parametrize("at_once", [False, True])
+    async def test_what_was_resumed_by_hand_and_not_driven_since_stays_so_when_it_is_released(
+        self, leases: OpenLeases, make_runs: MakeRuns, request: pytest.FixtureRequest, at_once: bool
+    ) -> None:
+        a = await leases("a#1")
+        if not a.in_store:
+            pytest.skip("a manager that does not see the runs does not release them")
+        store: Store = request.getfixturevalue("store")
+        run_ids = await make_runs(2)
+        for run_id, status in zip(run_ids, (Status.PENDING, Status.RUNNING), strict=True):
+            (epoch,) = (await store.claim({run_id: 1}, "a#1")).values()
+            change = RunChange(run_id=run_id, status=status, owner="a#1", wake_at=START, reason=RESUMED_BY_HAND)
+            (done,) = await store.commit(
+                [Commit(root_id=run_id, epoch=epoch, after=1, entries=[b"w"], extras=Extras(changes=[change]))]
+            )
+            assert done == Committed(2)
+        if at_once:
+            await a.release_all()
+        else:
+            assert [await a.release_lease(run_id) for run_id in run_ids] == [Released(), Released()]
+        rows = [await run_of(store, run_id) for run_id in run_ids]
+        assert [(row.status, row.reason) for row in rows] == [(Status.PENDING, RESUMED_BY_HAND), (Status.PENDING, "")]
 
     async def test_a_session_that_was_released_begins_again_without_runs(
         self, leases: OpenLeases, make_runs: MakeRuns

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from relight.errors import StoreError
-from relight.model.run import Hold, Message, MessageKind, Page, Run, RunFilter, Status
+from relight.model.run import RESUMED_BY_HAND, Hold, Message, MessageKind, Page, Run, RunFilter, Status
 from relight.ports.store import Committed, Fenced, Store
 from relight.testing.conformance.build import (
     START,
@@ -247,6 +247,21 @@ class RunSuite(Suite):
         await store.claim({"first": 1}, "me")
         assert await store.next_due() == START + 2
         assert ids(await store.due(START + 100, 1)) == ["spawned"]
+
+    async def test_due_runs_that_a_person_has_freed(self, store: Store) -> None:
+        kinds = [MessageKind.CANCEL, MessageKind.RESUME, MessageKind.SIGNAL, MessageKind.JOIN]
+        await created(
+            store,
+            *(new_run(f"due-{number}", owner=None, status=Status.PENDING, wake_at=START) for number in range(5)),
+            *(new_run(kind.value, owner=None, status=Status.WAITING) for kind in kinds),
+            new_run("resumed", owner=None, status=Status.PENDING, wake_at=START + 9, reason=RESUMED_BY_HAND),
+            new_run("another's", owner="b#1", status=Status.PENDING, wake_at=START, reason=RESUMED_BY_HAND),
+            new_run("later", owner=None, status=Status.PENDING, wake_at=START + 20, reason=RESUMED_BY_HAND),
+        )
+        await store.post([Message(run_id=kind.value, kind=kind, name="due-1", at=START + 8) for kind in kinds])
+        assert ids(await store.due(START + 10, 10, freed=True)) == ["cancel", "resume", "resumed"]
+        assert len(await store.due(START + 10, 2, freed=True)) == 2
+        assert await store.due(START + 7, 10, freed=True) == []
 
     async def test_nothing_is_due_in_an_empty_store(self, store: Store) -> None:
         assert await store.next_due() is None
