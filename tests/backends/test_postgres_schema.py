@@ -12,7 +12,7 @@ from relight.backends.postgres import PostgresStore, schema
 from relight.backends.postgres.queries import migrations, queries
 from relight.errors import ConfigError, StoreFormatError, StoreUnavailableError
 from relight.model.run import Run, Status
-from relight.ports.store import Commit
+from relight.ports.store import Commit, Extras
 from relight.testing.conformance.build import START, FixedClock, appending, commit_one, created, ended, new_run, run_of
 
 OPEN = """
@@ -211,7 +211,8 @@ async def test_most_commits_write_no_index_of_heads(open_postgres, postgres_admi
 def test_the_model_fits_the_rows():
     """Whoever adds a field to Run or Commit must think of the columns here."""
     assert len(Run.__struct_fields__) == 19  # `newer` is made when a row is read
-    assert len(Commit.__struct_fields__) == 18
+    assert len(Commit.__struct_fields__) == 9
+    assert len(Extras.__struct_fields__) == 10
 
 
 async def test_a_migration_that_has_to_wait_for_a_table_lets_others_go_first(

@@ -287,7 +287,7 @@ def test_a_missing_database_is_one_line_and_no_file(tmp_path, command):
     [
         (".", "is a directory"),
         ("text.txt", "is not a Relight database"),
-        ("memory:", "memory: holds nothing"),
+        ("memory:", "memory: has nothing"),
         ("mysql://host/db", "there is no store for mysql:"),
         ("sqlite:///none.db", "there is no database none.db"),
     ],

@@ -67,7 +67,7 @@ def under_a_static_method(decorate: Any) -> Any:
             id="async generator",
         ),
         pytest.param(
-            lambda of: of(lambda: 1), r"<lambda>: a lambda has no name .*; write a def, or give it one", id="lambda"
+            lambda of: of(lambda: 1), r"<lambda>: a lambda has no name .*; write a def, or give it a name", id="lambda"
         ),
         pytest.param(
             in_a_class, "charge: a method needs its object, .*; write a function outside the class", id="method"
@@ -82,7 +82,7 @@ def under_a_static_method(decorate: Any) -> Any:
             lambda of: of(functools.partial(add, 1)), "a partial has no code of its own; write a function", id="partial"
         ),
         pytest.param(lambda of: of(Shop), "@kind Shop: a class is no function, .*; write a function", id="class"),
-        pytest.param(lambda of: of(Shop()), "an object with __call__ is not there .*; write a function", id="object"),
+        pytest.param(lambda of: of(Shop()), "an object with __call__ does not exist .*; write a function", id="object"),
         pytest.param(
             lambda of: of(len),
             "@kind len: a builtin has no code that could be compared .*; write a function",

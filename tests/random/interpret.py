@@ -233,6 +233,6 @@ async def child_timed(order: dict[str, Any]) -> list[Any]:
     return await _flow(order)
 
 
-@flow
+@flow(name="spawned_program")
 async def spawned(order: dict[str, Any]) -> list[Any]:
     return await _flow(order)

@@ -94,7 +94,7 @@ class Outside:
 
     async def drive(self, run: str, program: dict[str, Any]) -> None:
         order = {"run": run, "path": "", "block": program["block"], "last": 0}
-        handle = await self._rl.start(program["flow"].with_id(run), order)
+        handle = await self._rl.start(program["flow"], order, id=run)
         if any(action["do"] == "pause" for action in program["actions"]):
             self._begin(self._free(handle))
         self._act(run)

@@ -98,7 +98,7 @@ def _hear(run: LiveRun, message: Message) -> None:
             "    async def pause(self) -> None:\n",
             """\
     async def poke(self, name: str) -> None:
-        await self._tell(MessageKind.POKE, name, b'"poked"')
+        await self._post(MessageKind.POKE, name, b'"poked"')
 
     async def pause(self) -> None:
 """,
