@@ -41,7 +41,7 @@ from relight.recovery.resume import resume
 from relight.run.services import Services
 from relight.stop_signal import stop_signal
 from relight.store_url import printable_url
-from relight.supervisor import Part
+from relight.ticker import Ticker
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -149,7 +149,9 @@ class Relight:
         services.recorder.start()
         orchestrator.start()
         if isinstance(services.clock, StoreClock):
-            services.supervisor.keep("clock", partial(_follow, store, services.clock), essential=False)
+            # Clocks drift and are set. While the server does not answer, the clock keeps its last offset.
+            follow = Ticker(partial(services.clock.follow, store.now), CLOCK_SECONDS)
+            services.supervisor.keep("clock", follow.run, essential=False)
         if self._recovers:
             self.registry.listen(orchestrator.waker.flow_registered)
             recovery.start()
@@ -354,15 +356,3 @@ def _status(status: Status | str) -> Status:
     except ValueError:
         known = ", ".join(one.value for one in Status)
         raise ConfigError(f"list(status={status!r}): there is no such status; there are {known}") from None
-
-
-async def _follow(store: Store, clock: StoreClock, part: Part) -> None:
-    """Read the server's clock now and then, because clocks drift and are set. While the server does not answer, the
-    clock keeps its last offset."""
-    never = asyncio.Event()
-    while True:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOCK_SECONDS):
-                await never.wait()
-        await clock.follow(store.now)
-        part.well()

@@ -37,6 +37,7 @@ class Ticker:
         self._round_over = round_over
         self._wanted = asyncio.Event()
         self._under_way = False
+        self.timed = False  # the last round was made because its time had come
 
     def wake(self) -> None:
         """Make a round, as soon as the one under way is over."""
@@ -55,6 +56,7 @@ class Ticker:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._every_seconds):
                     await self._wanted.wait()
+            self.timed = not self._wanted.is_set()
             self._wanted.clear()
             self._under_way = True
             await self._run_once()

@@ -234,6 +234,6 @@ def sync_program_retried(order: dict[str, Any]) -> list[Any]:
     return _flow(order)
 
 
-@flow
+@flow(name="sync_child_program")
 def sync_child(order: dict[str, Any]) -> list[Any]:
     return _flow(order)

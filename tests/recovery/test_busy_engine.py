@@ -30,7 +30,7 @@ async def test_what_no_hint_has_told_is_found_by_looking(world: World, monkeypat
             watch.look_for_held()
             await asyncio.sleep(0.02)
 
-    await until(lambda: not watch._look_again and not watch._wanted.is_set())  # it has looked once
+    await until(lambda: not watch._look_again and watch._ticker.resting)  # it has looked once
     trickling = asyncio.create_task(trickle()) if busy else None
     await asyncio.sleep(0)  # the trickle has begun
     now = world.clock.now()

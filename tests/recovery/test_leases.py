@@ -495,7 +495,7 @@ async def test_who_has_its_lease_again_looks_for_orphans_at_once(engines: Engine
     await until(lambda: not a.services.heartbeats.may_drive)
     b.services.heartbeats.stop_now()
     await until(lambda: b.services.owner in told)
-    await until(lambda: not recovery._wanted.is_set())  # and it has looked, in vain
+    await until(lambda: recovery._ticker.resting)  # and it has looked, in vain
     assert (await a.row("r")).owner == b.services.owner
     engines.leases["a"].cut = False
     await until(owner_is(a, "r", "a"))

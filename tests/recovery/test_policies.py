@@ -241,7 +241,7 @@ async def test_of_two_times_at_which_a_look_is_worth_it_the_earlier_one_counts(w
     for when in (now + 100, now + 10, now + 50):
         recovery._look_at(when)
     world.clock.advance(9)
-    assert not recovery._wanted.is_set()
+    assert recovery._ticker.resting
     world.clock.advance(1)
-    assert recovery._wanted.is_set()
+    assert not recovery._ticker.resting
     await recovery.stop()

@@ -7,7 +7,6 @@ CHECK_SECONDS in any case. A run that is due stays due in the store until an orc
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
@@ -23,6 +22,7 @@ from relight.recovery.upgrades import Freed
 from relight.run.services import Services
 from relight.supervisor import Part
 from relight.telemetry import Token, log
+from relight.ticker import Ticker
 
 CHECK_SECONDS = 5.0  # between looks at the store when nothing wakes us
 NOT_OURS_SECONDS = 0.25  # before looking again at runs that are due and could not be taken up
@@ -52,7 +52,9 @@ class Waker:
         self._delivery = delivery
         self._claimed_elsewhere = claimed_elsewhere
         self._watchers = watchers
-        self._wanted = asyncio.Event()
+        self._ticker = Ticker(self.run_once, CHECK_SECONDS, round_over=services.idleness.look)
+        self._complete = False  # the last pass has come to its end
+        self._checked_at = self._lost_at = services.loop.time()  # when everything, and lost runs, were last looked for
         # What the next pass looks for: due runs; messages; held runs; runs that we own and that are not in memory.
         self._look_again = self._listen_again = self._free_again = self._lost_again = False
         self._early: list[Run] = []  # suspects whose turn has come: they are taken up before they are due
@@ -60,12 +62,12 @@ class Waker:
         self._timer: Timer | None = None
         self._timer_at: float | None = None
         self._part: Part | None = None
-        self._passing = True  # a pass is under way, or the first one has not begun
-        self._services.idleness.parts.append(lambda: not self._passing and not self._wanted.is_set())
+        self._services.idleness.parts.append(lambda: self._complete and self._ticker.resting)
 
     def start(self) -> None:
         self._services.store.watch(self._changed, self._services.supervisor)
-        self._part = self._services.supervisor.keep("waker", self._passes)
+        self.wake_up()
+        self._part = self._services.supervisor.keep("waker", self._ticker.run)
 
     async def stop(self) -> None:
         if self._part is not None:
@@ -77,7 +79,7 @@ class Waker:
 
     def wake_up(self) -> None:
         """Make a pass, as soon as the one under way is over."""
-        self._wanted.set()
+        self._ticker.wake()
 
     def look_for_due(self) -> None:
         """Runs may be due."""
@@ -140,33 +142,23 @@ class Waker:
 
     # ---- the passes
 
-    async def _passes(self, part: Part) -> None:
-        """Make one pass after the other, whenever one is wanted; never two at once. After an error this begins again
-        and looks at everything: the broken pass may have cleared the flag of something that it had not done yet."""
-        loop = self._services.loop
-        self._look_again = self._listen_again = self._free_again = self._lost_again = True
-        self._wanted.set()
-        checked_at = lost_at = loop.time()
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(checked_at + CHECK_SECONDS):
-                    await self._wanted.wait()
-            if loop.time() >= checked_at + CHECK_SECONDS:  # also when wake-ups come all the time
-                checked_at = loop.time()
-                self._look_again = self._listen_again = True
-                self._watchers.notify_all_but(self._memory.live)
-            if loop.time() >= lost_at + LOST_SECONDS:
-                lost_at = loop.time()
-                self._lost_again = True
-            self._wanted.clear()
-            self._passing = True  # a pass that breaks leaves this True, until a later pass has come to its end
-            await self.run_once()
-            self._passing = False
-            self._services.idleness.look()
-            part.well()
+    def _poll(self) -> None:
+        """Every hint may be lost, and a pass that broke may have cleared the flag of something that it had not done."""
+        now = self._services.loop.time()
+        if not self._complete:
+            self._look_again = self._listen_again = self._free_again = self._lost_again = True
+        if self._ticker.timed or now >= self._checked_at + CHECK_SECONDS:  # also when wake-ups come all the time
+            self._checked_at = now
+            self._look_again = self._listen_again = True
+            self._watchers.notify_all_but(self._memory.live)
+        if now >= self._lost_at + LOST_SECONDS:
+            self._lost_at = now
+            self._lost_again = True
 
     async def run_once(self) -> None:
         """One pass: do everything that is wanted now."""
+        self._poll()
+        self._complete = False
         memory, may_drive = self._memory, self._services.heartbeats.may_drive
         if self._lost_again and may_drive:
             await self._uncertain.look_for_lost()
@@ -188,6 +180,7 @@ class Waker:
             await self._take_upgraded()
         if self._uncertain and memory.room > 0:
             self.wake_at(self._services.clock.now() + NOT_OURS_SECONDS)
+        self._complete = True
 
     async def _take_due(self) -> None:
         """Take up due runs, pass after pass, while there is room. Then set the timer for the next due time."""

@@ -15,8 +15,6 @@ The store keeps the last heartbeat that it has seen until the owner has no run l
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -29,7 +27,8 @@ from relight.ownership.heartbeats import Heartbeats
 from relight.ports.leases import LeaseManager
 from relight.ports.store import Store
 from relight.process import is_dead
-from relight.supervisor import Part, Supervisor
+from relight.supervisor import Supervisor
+from relight.ticker import Ticker
 
 
 class Presence(msgspec.Struct, frozen=True):
@@ -98,19 +97,13 @@ async def appear(
     if drives and not heartbeats.leases.in_store:
         note = partial(store.note_session, heartbeats.owner, process, heartbeats.ttl_seconds)
         await note()
-        supervisor.keep("presence", partial(_keep_noting, heartbeats, note), essential=False)
+        ticker = Ticker(partial(_note_again, heartbeats, note), heartbeats.ttl_seconds / 3)
+        supervisor.keep("presence", ticker.run, essential=False)
 
 
-async def _keep_noting(heartbeats: Heartbeats, note: Callable[[], Awaitable[None]], part: Part) -> None:
-    """Note the session every third of the ttl, while this process has its lease."""
-    never = asyncio.Event()
-    while True:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(heartbeats.ttl_seconds / 3):
-                await never.wait()
-        if heartbeats.may_drive:
-            await note()
-        part.well()
+async def _note_again(heartbeats: Heartbeats, note: Callable[[], Awaitable[None]]) -> None:
+    if heartbeats.may_drive:
+        await note()
 
 
 # ---- one manager per store

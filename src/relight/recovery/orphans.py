@@ -10,7 +10,6 @@ cannot read or write something, the next pass tries again: that never fails a ru
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Sequence
 
@@ -26,6 +25,7 @@ from relight.recovery.memory import RunsInMemory
 from relight.recovery.take_up import Death, take_up
 from relight.supervisor import Part
 from relight.telemetry import Token, log
+from relight.ticker import Ticker
 
 
 class OrphanRecovery:
@@ -34,13 +34,14 @@ class OrphanRecovery:
     def __init__(self, orchestrator: RunsInMemory) -> None:
         self._orchestrator = orchestrator
         self._services = orchestrator.services
-        self._wanted = asyncio.Event()
+        every = self._services.config.recovery.check_interval_seconds
+        self._ticker = Ticker(self.run_once, every, round_over=self._round_over)
         self._timer: Timer | None = None
         self._timer_at = float("inf")
         self._part: Part | None = None
         self._starting = True  # the first round is not complete yet
-        self._passing = False  # a round is under way, or the first one has not begun
-        self._services.idleness.parts.append(lambda: not self._passing and not (self._part and self._wanted.is_set()))
+        self._complete = False  # the last round has come to its end
+        self._services.idleness.parts.append(lambda: self._part is None or (self._complete and self._ticker.resting))
         self._said_dead: set[str] = set()
         # Used without leases: the owners that the store had at the start, until their runs are taken up.
         self._left_behind: set[str] = set()
@@ -53,17 +54,17 @@ class OrphanRecovery:
         self._orchestrator.let_go_of_all()
 
     def lease_regained(self, lapsed: bool) -> None:
-        self._wanted.set()
+        self._ticker.wake()
         self._orchestrator.lease_regained(lapsed)
 
     def orphans(self, orphaned: Orphaned) -> None:
-        self._wanted.set()
+        self._ticker.wake()
 
     # ---- the loop
 
     def start(self) -> None:
-        self._passing = True
-        self._part = self._services.supervisor.keep("recovery", self.run)
+        self._ticker.wake()
+        self._part = self._services.supervisor.keep("recovery", self._ticker.run)
 
     async def stop(self) -> None:
         """Claim no more runs."""
@@ -72,26 +73,24 @@ class OrphanRecovery:
         if self._part is not None:
             await self._part.stop()
 
-    async def run(self, part: Part) -> None:
-        """Make one round after the other, whenever one is wanted; never two at once."""
-        # A claim that failed may leave this process with a lease but not the run. A process that finds this out writes
-        # this one as the owner into the row (`correct_owner`), so look for such runs.
-        self._orchestrator.look_for_lost()
-        while True:
-            self._wanted.clear()
-            self._passing = True  # a round that breaks leaves this True, until a later round has come to its end
-            config = self._services.config.recovery
-            limit = config.max_startup_recovery if self._starting else config.max_claims_per_check
-            await self.round(limit, starting=self._starting)
-            self._starting = False
-            self._passing = False
-            self._services.idleness.look()
-            part.well()
-            if not self._wanted.is_set():
-                self.caught_up.set()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(config.check_interval_seconds):
-                    await self._wanted.wait()
+    async def run_once(self) -> int:
+        """One round. Returns how many runs were claimed."""
+        if not self._complete:
+            # A claim that failed may leave this process with a lease but not the run. A process that finds this out writes
+            # this one as the owner into the row (`correct_owner`), so look for such runs.
+            self._orchestrator.look_for_lost()
+        self._complete = False
+        config = self._services.config.recovery
+        limit = config.max_startup_recovery if self._starting else config.max_claims_per_check
+        claimed = await self.round(limit, starting=self._starting)
+        self._starting = False
+        self._complete = True
+        return claimed
+
+    def _round_over(self) -> None:
+        self._services.idleness.look()
+        if self._ticker.resting:
+            self.caught_up.set()
 
     async def round(self, limit: int, *, starting: bool = False) -> int:
         """Recover all runs that are orphaned now, `limit` runs at a time. Returns how many were claimed."""
@@ -216,7 +215,7 @@ class OrphanRecovery:
 
     def _timer_fired(self) -> None:
         self._timer, self._timer_at = None, float("inf")
-        self._wanted.set()
+        self._ticker.wake()
 
     async def _clear_away(self, presence: Presence, owners: Sequence[str]) -> None:
         """Forget lapsed sessions that own no run any more."""

@@ -1,7 +1,7 @@
 """Notifications from other processes: a connection that listens, and reconnects by itself.
 
 Notifications only wake; a lost one costs latency. After each (re)connection some may have been missed, and the listener
-calls `missed`. Where LISTEN cannot work (PgBouncer), `Ticker` calls `missed` at intervals.
+calls `missed`. Where LISTEN cannot work (PgBouncer), `Polling` calls `missed` at intervals.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import asyncpg
 from relight.backends.postgres.connection import Connection, Connector, Target, read_only
 from relight.errors import StoreUnavailableError
 from relight.supervisor import Part, Supervisor
+from relight.ticker import Ticker
 
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 10.0
@@ -90,24 +91,22 @@ class Listener:
         self._heard(str(payload))
 
 
-class Ticker:
+class Polling:
     """Calls `missed` every TICK_SECONDS."""
 
     def __init__(self, missed: Callable[[], None], supervisor: Supervisor | None = None) -> None:
         self._missed = missed
-        self._part = (supervisor or Supervisor()).keep("tick", self._run, essential=False)
+        ticker = Ticker(self.run_once, TICK_SECONDS)
+        self._part = (supervisor or Supervisor()).keep("tick", ticker.run, essential=False)
 
     def renew(self) -> None:
-        """Does nothing: a ticker has no connection."""
+        """Does nothing: this has no connection."""
 
     async def close(self) -> None:
         await self._part.stop()
 
-    async def _run(self, part: Part) -> None:
-        while True:
-            await wait(TICK_SECONDS)
-            self._missed()
-            part.well()
+    async def run_once(self) -> None:
+        self._missed()
 
 
 async def wait(seconds: float) -> None:

@@ -23,7 +23,7 @@ from relight.backends.postgres import read
 from relight.backends.postgres.batch import news_of
 from relight.backends.postgres.commit import Committer
 from relight.backends.postgres.connection import parse
-from relight.backends.postgres.listen import Listener, Ticker
+from relight.backends.postgres.listen import Listener, Polling
 from relight.backends.postgres.pool import Pool
 from relight.backends.postgres.queries import migrations, queries
 from relight.backends.postgres.rows import change_row, ended, line_from, line_row, message_row
@@ -67,7 +67,7 @@ class PostgresStore:
         self._sender = str(SYSTEM_ENTROPY.uuid())  # distinguishes this store's own notifications
         self._rest: Pool | None = None
         self._committing: tuple[Pool, Committer] | None = None
-        self._hearing: Listener | Ticker | None = None
+        self._hearing: Listener | Polling | None = None
         self._changed: Callable[[News], None] | None = None
 
     # ---- opening and closing
@@ -127,7 +127,7 @@ class PostgresStore:
         self._changed = changed
         if self._hearing is None:
             if self._target.pgbouncer:
-                self._hearing = Ticker(self._missed, supervisor)
+                self._hearing = Polling(self._missed, supervisor)
             else:
                 self._hearing = Listener(self._target, f"{self.schema}.news", self._notified, self._missed, supervisor)
 
