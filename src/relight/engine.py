@@ -243,10 +243,10 @@ class Relight:
     # ---- runs
 
     @overload
-    async def start(self, flow: Flow[P, R] | FlowWithId[P, R], *args: P.args, **kwargs: P.kwargs) -> Handle[R]: ...
+    async def start(self, flow: Flow[P, R] | FlowWithId[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]: ...
     @overload
-    async def start(self, flow: str, *args: Any, id: str | None = None, **kwargs: Any) -> Handle[Any]: ...
-    async def start(self, flow: Any, *args: Any, **kwargs: Any) -> Handle[Any]:
+    async def start(self, flow: str, /, *args: Any, id: str | None = None, **kwargs: Any) -> Handle[Any]: ...
+    async def start(self, flow: Any, /, *args: Any, **kwargs: Any) -> Handle[Any]:
         """Accept a run: it is durable when this returns. The same id, flow and input again give the same run.
 
         `start(checkout.with_id("order-42"), order)` gives the run an id. `start("checkout", order, id="order-42")`
@@ -257,10 +257,10 @@ class Relight:
         return Handle(self, await start(self.orchestrator, found, args, kwargs, run_id))
 
     @overload
-    async def run(self, flow: Flow[P, R] | FlowWithId[P, R], *args: P.args, **kwargs: P.kwargs) -> R: ...
+    async def run(self, flow: Flow[P, R] | FlowWithId[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
     @overload
-    async def run(self, flow: str, *args: Any, id: str | None = None, **kwargs: Any) -> Any: ...
-    async def run(self, flow: Any, *args: Any, **kwargs: Any) -> Any:
+    async def run(self, flow: str, /, *args: Any, id: str | None = None, **kwargs: Any) -> Any: ...
+    async def run(self, flow: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Start a run and wait for its result."""
         return await (await self.start(flow, *args, **kwargs)).result()
 

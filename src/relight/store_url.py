@@ -65,6 +65,8 @@ def parse_store_url(url: str) -> StoreUrl:
         return StoreUrl("memory")
     if url in _MEMORY:
         raise ConfigError(f"store {url!r}: write memory: for a store that forgets, or ./{url} for a file of that name")
+    if url.lower() in (*_POSTGRES, "sqlite"):
+        raise ConfigError(f"store {url!r}: expected {ACCEPTED}; a file of that name is written ./{url}")
     found = _SCHEME.fullmatch(url)
     if found is None:
         mistaken = _mistaken(url)

@@ -16,7 +16,7 @@ from relight.clock import SYSTEM_CLOCK
 from relight.errors import DefinitionError, PayloadError, StoreUnavailableError
 from relight.ports.store import Store
 from relight.testing.crashpoints import Check, CrashingStore, CrashPlan, Explorer, Mode, explore
-from relight.testing.forkserver import Ending, Order
+from relight.testing.forkserver import Ending, Order, find
 from relight.testing.ledger import Ledger, Line, audit, effect, read_ledger, seen
 from tests.crash.checks import never_twice
 from tests.crash.conftest import ForkServers
@@ -111,6 +111,19 @@ if __name__ == "__main__":
         report.check()
         print(report.kills)
 """
+
+
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [
+        ("shapes", "name it by its module and its name, as in 'shop.flows:checkout'"),
+        ("tests.crash.shapes:", "name it by its module and its name"),
+        ("tests.crash.shapes:nothing", "there is no 'nothing' in tests.crash.shapes"),
+    ],
+)
+def test_a_wrong_path_is_refused_with_a_sentence(path: str, advice: str) -> None:
+    with pytest.raises(DefinitionError, match=advice):
+        find(path)
 
 
 def test_a_program_explores_a_flow_of_its_own(tmp_path: Path) -> None:

@@ -50,6 +50,8 @@ def test_which_store_a_url_names(url: str, kind: str, place: str):
     ("url", "advice"),
     [
         ("memory", "write memory: for a store that forgets"),
+        ("postgres", "postgresql://host/database; a file of that name is written ./postgres"),
+        ("sqlite", "a file of that name is written ./sqlite"),
         (":memory:", "write memory: for a store that forgets"),
         ("memory:app", "a store that forgets is written memory:"),
         ("memory://", "a store that forgets is written memory:"),

@@ -1,4 +1,14 @@
-"""foreach and parallel: many branches, each a scope of its own, with progress kept per item."""
+"""foreach and parallel: many branches, each a scope of its own, with progress kept per item.
+
+A foreach has no entry for its end: its items are its record. An item's scope is `$foreach[index@digest]`, so that a
+changed item finds none of the old item's work. Sequential: the longest matching prefix is kept, and what is recorded
+beyond it is forgotten. Concurrent: each item is compared by itself. A ForeachCut entry makes that durable when replay
+is over.
+
+For progress, a foreach has one more row among its items, with the index -1: how many items there are and how many have
+failed (`model/run.py: totals_row`). It is noted when the foreach begins and when an item fails, and is part of the next
+commit. Replay never reads it.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,23 @@
 """Continuing: a run ends its generation and begins the next under the same id, with new arguments (`continue_as`).
 
-One commit does both: it says that the generation has ended, and replaces the journal by a checkpoint of the one that begins
-(`Commit.next`). A crash before it leaves the old generation, which comes to the same end again on replay; a crash after it
-leaves the new one, which has not begun to do anything.
+One commit does both: it says that the generation has ended, and replaces the journal by a checkpoint of the one that
+begins (`Commit.next`). A crash before it leaves the old generation, which comes to the same end again on replay; a
+crash after it leaves the new one, which has not begun to do anything.
 
 Messages that no wait has received yet are for the next generation: they stay in the inbox, in the store as in memory.
 If a wait had received a signal and the flow gave up on the wait, the signal is no longer in the store's inbox. Such
 signals are part of the checkpoint, as of any other.
+
+What a generation leaves to the next:
+
+- Keys. The path of the flow's code is empty in the first generation and `@2`, `@3`, … in later ones
+  (`tree.generation_path`). So keys, ids of children and spawned runs, and idempotency keys are unique over generations.
+  The ids of a generation's children are a range of the index, and the store deletes that range.
+- The row keeps its input, which `start` compares, and its creation time, from which the timeout counts.
+- Ends of spawned runs are consumed: a flow that waits for one of them later looks at its row first. Consumed messages
+  are kept for `dedup`, but every hundredth generation drops all but the newest thousand.
+- Room. A run that never waits would keep its room for ever. If others wait for room, it is released between two
+  generations.
 """
 
 from __future__ import annotations

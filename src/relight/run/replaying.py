@@ -5,8 +5,18 @@ not do the same as before, and the run is held. There are two exceptions. In bot
 the run was not in memory, and wants the run to go on:
 
 - A step whose code has changed may be executed once more (`version_mismatch="rerun"`), in its place.
-- A foreach may have other items than before, or do another number of them at once. What is recorded of its items is then
-  told whenever the flow asks for it, and new items are done during replay.
+- A foreach may have other items than before, or do another number of them at once. What is recorded of its items is
+  then told whenever the flow asks for it, and new items are done during replay.
+
+What a reader may look for here:
+
+- A flow at rest that has not asked for what the journal holds next, or has asked for another kind of operation, has
+  changed: NonDeterminismError, and the run is held. So is a flow that returns too early.
+- A flow that stops waiting for an async step (`task.cancel()`, `asyncio.timeout`) cancels the body and waits for it,
+  and the step's end has a place in the order. If an end was recorded before, OperationCancelled says that the flow was
+  never told of it.
+- A signal that was recorded for a wait which the flow gave up on goes to the next wait for it (`taken_back`).
+- A flow at rest that waits for no operation is told so by a Deadlocked entry, and fails with FlowCodeError.
 """
 
 from __future__ import annotations

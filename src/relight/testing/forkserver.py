@@ -24,6 +24,8 @@ from typing import Any, Self
 
 import msgspec
 
+from relight.errors import DefinitionError
+
 PR_SET_PDEATHSIG = 1
 
 
@@ -126,10 +128,14 @@ def _be_child(order: Order) -> None:
 def find(target: str) -> Callable[..., Any]:
     """The object that "module:qualified.name" names. The running program is not imported a second time under its own
     name: the second import would make other classes than those of its objects."""
-    module, _, name = target.partition(":")
+    module, colon, name = target.partition(":")
+    if not (module and colon and name):
+        raise DefinitionError(f"{target!r}: name it by its module and its name, as in 'shop.flows:checkout'")
     program = module == main_module() and module not in sys.modules
     found: Any = sys.modules["__main__"] if program else importlib.import_module(module)
     for part in name.split("."):
+        if not hasattr(found, part):
+            raise DefinitionError(f"{target!r}: there is no {part!r} in {getattr(found, '__name__', module)}")
         found = getattr(found, part)
     return found  # type: ignore[no-any-return]
 
