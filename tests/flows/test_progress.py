@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from relight import Handle, Relight, Retry, RunFailedError, continue_as, flow, foreach, step
+from relight import Handle, Relight, Retry, RunFailedError, continue_as, flow, foreach, step, wait_for
 from relight.model.run import ForeachProgress
 from tests.flows.world import World, until
 
@@ -144,6 +144,71 @@ async def test_those_inside_an_item_belong_to_it_and_a_child_run_has_its_own(wor
     child = next(row.id for row in (await rl.list(roots_only=False)).runs if row.flow == "inner")
     (found,) = await (await rl.get(child)).progress()
     assert (found.done, found.total) == (2, 2)
+
+
+async def test_the_total_after_an_item_that_had_ended_was_taken_away(world: World):
+    gates = Gates(3)
+    gates.open()
+    numbers = [0, 1, 2]
+
+    @flow
+    async def many() -> int:
+        found = len(await foreach(numbers, gates.work))
+        await wait_for("go")
+        return found
+
+    rl = await world.open()
+    run = await rl.start(many.with_id("r"))
+    await until(lambda: done(run, 3))
+    await world.park(run)
+    numbers.pop()
+    rl = await world.crash_and_reopen()
+    run = await rl.get("r")
+    await run.signal("go")
+    assert await run.result() == 2
+    assert await run.progress() == [progress(2, 2)]
+
+
+async def test_a_foreach_of_no_items_is_there_after_a_crash(world: World):
+    gates = Gates(2)
+    gates.open(0)
+
+    @flow
+    async def many() -> int:
+        await gates.work(0)
+        await foreach([], gates.work)
+        return await gates.work(1)
+
+    async def has_begun(count: int) -> bool:
+        return len(await world.recorded("r")) >= count
+
+    rl = await world.open()
+    await rl.start(many.with_id("r"))
+    await until(lambda: has_begun(1))
+    rl = await world.crash_and_reopen()
+    gates.open()
+    run = await rl.get("r")
+    await run.result()
+    assert await run.progress() == [progress(0, 0)]
+
+
+async def test_an_attempt_with_fewer_items_has_no_more_done_than_there_are(world: World):
+    gates = Gates(5)
+    gates.open()
+    numbers = [0, 1, 2, 3, 4]
+
+    @flow(retry=Retry(attempts=2))
+    async def many() -> int:
+        found = len(await foreach(list(numbers), gates.work))
+        if found == 5:
+            del numbers[2:]
+            raise ValueError
+        return found
+
+    rl = await world.open()
+    run = await rl.start(many.with_id("r"))
+    assert await run.result() == 2
+    assert await run.progress() == [progress(2, 2)]
 
 
 async def test_a_next_generation_begins_without_any(world: World):

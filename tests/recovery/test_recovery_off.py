@@ -346,3 +346,19 @@ async def test_own_runs_have_no_more_than_their_room(engines: Engines):
     gate.set()
     assert [await run.result("60s") for run in runs] == list(range(8))
     assert most == 2
+
+
+@pytest.mark.parametrize("knows", ["first", "last"])
+async def test_what_a_person_frees_is_left_to_a_process_that_knows_its_flow(engines: Engines, knows: str):
+    work = Blocking()
+    await left_behind(engines, work, "r")
+
+    @flow
+    async def other() -> None: ...
+
+    kinds = {"first": [work.flow], "other": [other]}
+    for name in ("first", "other") if knows == "first" else ("other", "first"):
+        await engines.start(name, **ALONE, flows=kinds[name])
+    client = await engines.start("c", **ALONE, drive=False, flows=[work.flow])
+    await client.resume("r")
+    assert await (await client.get("r")).result("60s") == 7

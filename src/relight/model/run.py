@@ -189,7 +189,8 @@ def progress_of(key: str, done: int, totals: bytes | None) -> ForeachProgress:
     if totals is None:
         return ForeachProgress(key=key, done=done)
     known = msgspec.json.decode(totals, type=_Totals)
-    return ForeachProgress(key=key, done=done, failed=known.failed, total=known.total)
+    # An earlier attempt of the flow may have had more items, and their rows stay.
+    return ForeachProgress(key=key, done=min(done, known.total), failed=known.failed, total=known.total)
 
 
 class LogLine(msgspec.Struct, kw_only=True):

@@ -226,12 +226,12 @@ class Waker:
         own, due, claimed = list[Run](), list[Run](), 0
         while memory.room > 0:
             limit = min(PASS_LIMIT, memory.room)
-            freed = await self._services.store.due(looked_at, limit, freed=True)
-            memory.own.update(row.id for row in freed if not self._has(row.id))
+            freed = await self._services.store.due(looked_at, PASS_LIMIT, freed=True)
+            memory.own.update(row.id for row in freed if not self._has(row.id) and self._is_for_us(row, looked_at))
             own = await self._own_rows()
             due = [row for row in own if row.wake_at is not None and row.wake_at <= looked_at]
             claimed = await self._take_up(due[:limit], crashed=False)
-            if not claimed or len(due) <= limit > len(freed):
+            if not claimed or (len(due) <= limit and len(freed) < PASS_LIMIT):
                 # Runs that are being taken up fill this page, and may hide others behind them: look again afterwards.
                 self._look_again |= any(row.id in memory.taking for row in freed)
                 break
@@ -243,6 +243,12 @@ class Waker:
         later = [row.wake_at for row in own if row.wake_at is not None and row.wake_at > looked_at]
         if later:
             self.wake_at(min(later))
+
+    def _is_for_us(self, row: Run, now: float) -> bool:
+        """Whether this process knows the run's flow. If it does not, another process may: it is given time to take the run up."""
+        waits_since = now if row.wake_at is None else row.wake_at
+        late = now - waits_since > self._services.config.recovery.check_interval_seconds
+        return late or self._services.registry.find(row.flow) is not None
 
     async def _own_rows(self) -> list[Run]:
         """The runs of this process that have no owner. They are read by id, because other runs may be due earlier."""

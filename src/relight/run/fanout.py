@@ -57,8 +57,14 @@ async def foreach(
     key = scope.begin("$foreach")
     todo = [_Item(key, index, value, digest) for index, (value, digest) in enumerate(_digests(key, items, each))]
     codec = each.result if isinstance(each, Definition) else ValueCodec(return_annotation(each), f"result of {key}")
-    _forget_changed(run, scope, key, todo, sequential=concurrency == 1)
-    if run.replay is None or not run.replay.items_have_ended(key, (item.scope_path for item in todo)):
+    changed = _forget_changed(run, scope, key, todo, sequential=concurrency == 1)
+    # If all items have ended, the totals are written. But those of no items may have been lost with a crash.
+    if (
+        changed
+        or not todo
+        or run.replay is None
+        or not run.replay.items_have_ended(key, (one.scope_path for one in todo))
+    ):
         _note_totals(run, scope, key, len(todo), 0)
     results: list[Any] = [None] * len(todo)
     pending = iter(todo)
@@ -104,17 +110,17 @@ def _digests(key: str, items: list[Any], each: Any) -> Iterator[tuple[Any, str]]
             yield item, text_digest(codec.outline(item))
 
 
-def _forget_changed(run: LiveRun, scope: Scope, key: str, todo: list[_Item], sequential: bool) -> None:
+def _forget_changed(run: LiveRun, scope: Scope, key: str, todo: list[_Item], sequential: bool) -> bool:
     """On replay: what is recorded of an item counts only if the item is still there, at the same position and with the
     same content. In a sequential foreach, what was done after a changed or missing item does not count either, since it
-    followed on the old item."""
+    followed on the old item. Returns whether anything was forgotten."""
     replay = run.replay
     if replay is None:
-        return
+        return False
     replay.foreachs.add(key)
     known = replay.items_of(key)
     if not known:
-        return
+        return False
     today = {item.scope_path for item in todo}
     gone = [path for path in known if path not in today]
     cut = None
@@ -136,6 +142,7 @@ def _forget_changed(run: LiveRun, scope: Scope, key: str, todo: list[_Item], seq
         listed = len(todo) if cut is None else cut
         run.when_live(lambda: run.writer.cut_items(run_id, key, listed))
         replay.forget_items(gone)
+    return bool(gone)
 
 
 async def _one(
