@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from relight import flow, sleep, step
+from relight import Relight, flow, sleep, step
 from relight.flow.registry import Registry
 from relight.model.lease import Orphaned
 from relight.model.run import Hold, Message, MessageKind, Status
@@ -98,9 +98,11 @@ async def test_another_takes_over_what_was_let_go(engines: Engines):
     assert tokens[0] == "RUN_RELEASED"
 
 
-async def test_what_is_taken_up_while_the_lease_is_lost_is_let_go(engines: Engines, monkeypatch: pytest.MonkeyPatch):
-    """It came into memory after everything there had been let go of: driven on, nobody else could ever have it."""
-    work, gate, reading = Work(), asyncio.Event(), asyncio.Event()
+async def claimed_and_not_read(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch, work: Work, gate: asyncio.Event
+) -> tuple[Relight, Relight]:
+    """Engine b has claimed run "r", which a let go of, and reads it when the gate is opened."""
+    reading = asyncio.Event()
     a = await engines.start("a")
     await a.start(work.flow.with_id("r"))
     await until(lambda: work.begun == 1)
@@ -109,14 +111,21 @@ async def test_what_is_taken_up_while_the_lease_is_lost_is_let_go(engines: Engin
     await b._recovery.caught_up.wait()
     read = engines.store.read
 
-    async def held_back(*args: Any) -> Any:
+    async def kept_back(*args: Any) -> Any:
         reading.set()
         await gate.wait()
         return await read(*args)
 
-    monkeypatch.setattr(engines.store, "read", held_back)
+    monkeypatch.setattr(engines.store, "read", kept_back)
     engines.leases["a"].cut = True
-    await reading.wait()  # b has claimed what a let go of
+    await reading.wait()
+    return a, b
+
+
+async def test_what_is_taken_up_while_the_lease_is_lost_is_let_go(engines: Engines, monkeypatch: pytest.MonkeyPatch):
+    """It came into memory after everything there had been let go of: driven on, nobody else could ever have it."""
+    work, gate = Work(), asyncio.Event()
+    a, b = await claimed_and_not_read(engines, monkeypatch, work, gate)
     engines.leases["b"].cut = True
     await until(lambda: not b.services.heartbeats.may_drive)
     gate.set()
@@ -178,23 +187,8 @@ async def test_what_a_run_is_told_just_before_its_release_does_not_hide_what_it_
 ):
     """It came into memory too late, and its inbox was not handed to it. A pause that it heard now, and left memory for, would
     leave the earlier request to cancel unread."""
-    work, gate, reading = Work(), asyncio.Event(), asyncio.Event()
-    a = await engines.start("a")
-    await a.start(work.flow.with_id("r"))
-    await until(lambda: work.begun == 1)
-    b = await engines.start("b")
-    assert b._recovery is not None
-    await b._recovery.caught_up.wait()
-    read = engines.store.read
-
-    async def held_back(*args: Any) -> Any:
-        reading.set()
-        await gate.wait()
-        return await read(*args)
-
-    monkeypatch.setattr(engines.store, "read", held_back)
-    engines.leases["a"].cut = True
-    await reading.wait()  # b has claimed what a let go of
+    work, gate = Work(), asyncio.Event()
+    a, b = await claimed_and_not_read(engines, monkeypatch, work, gate)
     await engines.store.post([CANCEL])
     engines.leases["b"].cut = True
     await until(lambda: not b.services.heartbeats.may_drive)

@@ -11,7 +11,6 @@ Each step's body runs in its own context: a copy of the flow's when the flow ask
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import logging
 import sys
@@ -107,11 +106,14 @@ class Bodies:
                 awaited = work.context.run(work.first_stretch)
                 if awaited is not OVER:
                     self._hand_over()
-                    # If a future that the body awaits is given a GeneratorExit, Python closes everything that awaits it. The
-                    # body has ended with it then.
-                    with contextlib.suppress(GeneratorExit):
+                    try:
                         await _Rest(work, awaited)
-                    work.task = None
+                    except GeneratorExit:
+                        # A future that the body awaited was given this exception. Python closes everything that awaits such
+                        # a future, so the body has ended with it.
+                        return
+                    finally:
+                        work.task = None
                     return  # another runner has gone on with the queue
                 work.task = None
                 del work  # otherwise an idle runner would keep the last run in memory

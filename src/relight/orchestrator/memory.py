@@ -86,7 +86,7 @@ class Memory:
         self.arrived.set()
 
     def started_here(self, run_id: str) -> None:
-        """A caller of this process has started the run: this process may take it up even while recovery is off."""
+        """A caller of this process has started or resumed the run: this process may take it up while recovery is off."""
         if not self._takes_all:
             self.own.add(run_id)
 

@@ -343,11 +343,6 @@ class Orchestrator:
     def look_for_lost(self) -> None:
         self.waker.look_for_lost()
 
-    def claim_as_own(self, run_id: str) -> None:
-        """A caller in this process has resumed the run: it may be taken up here even while recovery is off."""
-        self.memory.own.add(run_id)
-        self.waker.look_for_due()
-
     def has(self, run_id: str) -> bool:
         """Whether this process drives the run, is about to drive it, or is finding out whether it owns the run."""
         return self.memory.is_arriving(run_id) or run_id in self.uncertain

@@ -257,7 +257,8 @@ class Waker:
         rows = await self._services.store.get_runs(wanted) if wanted else []
         ended = set(wanted).difference(row.id for row in rows if not row.status.terminal)
         own.difference_update(run_id for run_id in ended if not self._has(run_id))  # or were never created
-        return sorted((row for row in rows if row.owner is None and row.id in own), key=lambda row: row.wake_at or 0.0)
+        free = (row for row in rows if row.owner is None and row.id in own and not row.newer)
+        return sorted(free, key=lambda row: row.wake_at or 0.0)
 
     def _has(self, run_id: str) -> bool:
         return self._memory.is_arriving(run_id) or run_id in self._uncertain

@@ -66,10 +66,6 @@ class RunsInMemory(Host, Protocol):
         """This process has its lease again. It may have lapsed meanwhile."""
         ...
 
-    def claim_as_own(self, run_id: str) -> None:
-        """This run may be taken up here even while recovery is off."""
-        ...
-
     async def message_posted(self, message: Message) -> None:
         """This process has posted a message."""
         ...

@@ -25,12 +25,12 @@ async def resume(orchestrator: RunsInMemory, run_id: str) -> None:
     if row.status is Status.PAUSED:
         message = Message(run_id=row.id, kind=MessageKind.RESUME, at=orchestrator.services.clock.now())
         (message.id,) = [found or 0 for found in await orchestrator.services.store.post([message])]
-        orchestrator.claim_as_own(row.id)
+        orchestrator.offer(row.id)
         await orchestrator.message_posted(message)
         return
     _refuse(known, orchestrator.services)
     await _free(orchestrator, known)
-    orchestrator.claim_as_own(row.id)
+    orchestrator.offer(row.id)
 
 
 def _refuse(known: Known, services: Services) -> None:

@@ -71,7 +71,7 @@ class Host(Protocol):
         ...
 
     def offer(self, run_id: str) -> None:
-        """A root run was accepted, and should be taken up by an orchestrator."""
+        """This process has accepted or resumed a root run: it may be taken up here even while recovery is off."""
         ...
 
     def wake_at(self, when: float) -> None:
