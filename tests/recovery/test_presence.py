@@ -124,6 +124,31 @@ def test_a_process_that_is_known_to_be_gone_is_dead_whatever_the_list_is_worth()
     assert not presence.is_alive("a#1")
 
 
+@pytest.mark.parametrize("kept_by", ["store", "etcd"])
+async def test_an_owner_may_die_in_the_middle_of_a_round(engines: Engines, etcd_server: EtcdServer, kept_by: str):
+    """It lived when the sessions were read. The same round ends its session and takes its runs over: if it took the owner for
+    dead and left the session, the leases would be refused until the next round."""
+    leases = "store" if kept_by == "store" else f"etcd://{etcd_server.endpoint}/middle-of-a-round"
+    work = Work()
+    a = await engines.open("a", leases)
+    run = await a.start(work.flow.with_id("r"))
+    await until(lambda: work.begun == 1)
+    b = await engines.open("b", leases, recovery={"lease_ttl": 600.0, "check_interval": 3600.0})
+    recovery, store = b._recovery, b.services.store
+    assert recovery is not None
+    await recovery.caught_up.wait()
+    inner = store.owners
+
+    async def owners() -> list[str]:
+        await engines.die(a)
+        return await inner()
+
+    store.owners = owners  # type: ignore[method-assign]
+    assert await recovery.run_once() == 1
+    work.gate.set()
+    assert await (await b.get(run.id)).result(timeout="60s") == 7
+
+
 # ---- stale_timeout
 
 

@@ -108,11 +108,10 @@ class OrphanRecovery:
             self._left_behind.intersection_update(owners)
             owners = sorted(self._left_behind)
         self._said_dead.intersection_update(owners)
-        dead = [owner for owner in owners if not presence.is_alive(owner) and owner != me]
+        dead = await self._end_dead_sessions(presence, owners)
         for owner in owners:
             if owner != me and (undecided := presence.look_again_at(owner)) is not None:
                 self._look_at(undecided)
-        dead.sort(key=lambda owner: name_of(owner) != name_of(me))  # former sessions with our own name first
         claimed, failure = 0, None
         for owner in dead:
             try:
@@ -128,17 +127,25 @@ class OrphanRecovery:
         return claimed
 
     async def _presence(self, starting: bool) -> Presence:
-        """All sessions. If the process of a session was on this machine and is gone, the session is ended first: nobody
-        need wait for it to lapse."""
+        """All sessions. At the start, warns of a living one that has our name."""
         presence = await presence_of(self._services.heartbeats, self._services.store, self._services.clock)
-        for session in presence.listed.values():
-            if not session.fresh or session.owner == self._services.owner:
-                continue
-            if not is_alive(session):
-                await self._end_session(session)
-            elif starting and session.name == name_of(self._services.owner) and not self._may_share(session):
+        me = self._services.owner
+        for session in presence.listed.values() if starting else ():
+            shared = session.name == name_of(me) and session.owner != me
+            if shared and is_alive(session) and not self._may_share(session):
                 self._say_shared(session)
         return presence
+
+    async def _end_dead_sessions(self, presence: Presence, owners: Sequence[str]) -> list[str]:
+        """The dead among the owners; former sessions with our own name come first. If the process of a session was on this
+        machine and is gone, the session is ended first, so that no process waits until it lapses. Both follow from one
+        look at the processes: a process may die at any time, and the leases of a session that goes on are refused."""
+        me = self._services.owner
+        dead = {owner for owner in {*presence.listed, *owners} if owner != me and not presence.is_alive(owner)}
+        for owner in dead.intersection(presence.listed):
+            if presence.listed[owner].fresh:
+                await self._end_session(presence.listed[owner])
+        return sorted(dead.intersection(owners), key=lambda owner: (name_of(owner) != name_of(me), owner))
 
     async def _end_session(self, session: Session) -> None:
         log(logging.WARNING, Token.OWNER_DEAD, f"{session.owner}: its process {session.process.pid} is gone")

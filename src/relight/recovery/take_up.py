@@ -101,10 +101,11 @@ async def take_up(
     # Read before the claim: if this process is frozen after it, it must confirm that it still owns the runs.
     lapses = services.heartbeats.lapses if claimed_under is None else claimed_under
     try:
-        epochs = {row.id: row.epoch for row in rows}
         if claimed_under is None:
             rows = await _lease(services, rows)
-            epochs = await services.store.claim({row.id: row.epoch for row in rows}, services.owner)
+        epochs = {row.id: row.epoch for row in rows}
+        if claimed_under is None and epochs:
+            epochs = await services.store.claim(epochs, services.owner)
         restored = await _restore(orchestrator, [row for row in rows if row.id in epochs], epochs, crashed, death)
         for one in restored:
             one.run.lapses = lapses
