@@ -166,7 +166,7 @@ class World:
             REGISTRY.unlisten(orchestrator.waker.flow_registered)
         tasks: list[asyncio.Task[Any]] = [*services.background._tasks, *services.bodies.tasks]
         for run in orchestrator.live.values():
-            run.writer.lost = True  # whatever its last commit says, nothing follows from it
+            run.writer.drop()  # whatever its last commit says, nothing follows from it
             run.stopping, run.phase = "crashed", Phase.LEAVING
             leaving.stop_bodies(run)
             run.loop.unwind("crashed")

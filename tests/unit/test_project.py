@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,11 @@ AGAINST_THE_LAYERS = [
     ("backends.sqlite", "run"),
     ("backends.sqlite", "telemetry"),
     ("errors", "clock"),
+    ("run.values", "run.leaving"),
+    ("run.phase", "run.live_run"),
+    ("record.writer", "record.recorder"),
+    ("recovery.facts", "recovery.take_up"),
+    ("orchestrator.memory", "orchestrator.waking"),
 ]
 
 
@@ -85,6 +91,34 @@ def test_imports_against_the_layers_are_noticed(tmp_path):
     assert "BROKEN" in checked.stdout
     missing = [line for line in lines if line not in checked.stdout]
     assert not missing, checked.stdout
+
+
+def test_an_import_that_the_layers_ignore_is_for_the_type_checker_only():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    ignored = [edge.split(" -> ") for contract in contracts for edge in contract.get("ignore_imports", ())]
+    assert len(ignored) > 10
+    for importer, imported in ignored:
+        file = SOURCE.parent.joinpath(*importer.split(".")).with_suffix(".py")
+        assert not [line for line, name in runtime_imports(file) if name == imported], f"{importer} imports {imported}"
+
+
+def runtime_imports(file: Path) -> list[tuple[int, str]]:
+    """Line and module of each import of a file, but for those under `if TYPE_CHECKING:`."""
+    found: list[tuple[int, str]] = []
+
+    def collect(nodes: list[ast.stmt]) -> None:
+        for node in nodes:
+            if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+                continue
+            for part in ast.walk(node):
+                if isinstance(part, ast.Import):
+                    found.extend((part.lineno, alias.name) for alias in part.names)
+                elif isinstance(part, ast.ImportFrom) and part.module is not None:
+                    found.append((part.lineno, part.module))
+                    found.extend((part.lineno, f"{part.module}.{alias.name}") for alias in part.names)
+
+    collect(ast.parse(file.read_text()).body)
+    return found
 
 
 # ------------------------------------------------------------------------------------- time from one place --

@@ -69,8 +69,8 @@ async def _alone(lane: Lane, writer: Writer, commit: Commit) -> None:
         await pause.wait()
         try:
             results = await lane.commit([commit], [])
-        except StoreUnavailableError as given_up:
-            writer.abandon(given_up)
+        except StoreUnavailableError:  # given up, because the process stops; the lane has logged it
+            writer.abandon()
             return
         except Exception as error:  # noqa: BLE001 - a bug in a backend, or a value that it cannot write
             if last:
@@ -95,4 +95,4 @@ async def _hold(lane: Lane, writer: Writer, commit: Commit, error: Exception) ->
         await lane.commit([held], [])
     except Exception as again:  # noqa: BLE001 - the run leaves memory, and `look_for_lost` finds it
         log(logging.CRITICAL, Token.COMMIT_FAILED, f"run {run_id}: it could not be held either", again)
-    writer.abandon(error)
+    writer.abandon()

@@ -96,7 +96,7 @@ class Recorder:
         await asyncio.wait([part.task for part in self._parts if part.task is not None], timeout=STOP_SECONDS)
         await asyncio.gather(*(part.stop() for part in self._parts))
         left = [*self.queue, *(writer for lane in self._lanes for writer in lane.batch)]
-        abandon(left, StoreUnavailableError("Relight was stopped before this could be committed"))
+        abandon(left)  # Relight was stopped before this could be committed
         self.queue.clear()
 
     def wake_up(self) -> None:
@@ -221,7 +221,7 @@ class _Lane:
             self._recorder.free.remove(self)
         self._idle, self.looking = None, False
         error = RelightError(f"the recorder broke: {part.error}")
-        abandon([writer for writer in self.batch if writer.under_way], error)
+        abandon([writer for writer in self.batch if writer.under_way])
         for future in [future for _, future in self.creations if not future.done()]:
             future.set_exception(error)
         self.batch, self.creations = [], []
@@ -246,7 +246,7 @@ class _Lane:
             results = await self.commit(commits, creations)
         except StoreUnavailableError as error:  # given up, because the process stops
             log(logging.ERROR, Token.COMMIT_FAILED, f"{error}; what {len(commits)} runs did last will be repeated")
-            abandon(writers, error)
+            abandon(writers)
         except Exception as error:  # noqa: BLE001 - a bug in a backend, or a value that it cannot write
             await divide(self, writers, commits, creations, error)
         else:
@@ -319,12 +319,10 @@ class _Lane:
                     if go_on is not None:
                         flows.append(go_on)
                 else:
-                    writer.fenced = True
-                    writer.abandon(None)
-                    writer.run.fenced(bool(commit.entries))
+                    writer.fence(refused=bool(commit.entries))
             except Exception as error:  # noqa: BLE001 - a bug of ours: the other runs of the batch go on
                 log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {commit.root_id}: {error!r}", error)
-                abandon([writer], error)
+                abandon([writer])
         self._recorder.entries += entries
         if flows:
             self._recorder.loop.call_soon(_go_on, self._recorder.running_loop, flows)

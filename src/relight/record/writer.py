@@ -1,4 +1,13 @@
-"""The writing end of one run's journal: the draft of its next commit, what waits for it, and what is told then."""
+"""The writing end of one run's journal: the draft of its next commit, what waits for it, and what is told then.
+
+A writer is in one of three states:
+
+    OPEN ──▶ FAILED ──▶ FENCED
+       ╲────────────────▲
+
+    FAILED  the recorder or the run gave up on a commit: it may have been written, and nothing follows from it
+    FENCED  the store has refused a commit: another owner has the run. The answer may come after the writer has failed
+"""
 
 from __future__ import annotations
 
@@ -6,6 +15,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from enum import Enum, auto
 from typing import Any, Protocol
 
 import msgspec
@@ -59,6 +69,17 @@ class Told(Protocol):
         ...
 
 
+class Writing(Enum):
+    """The state of a writer: see the module's docstring."""
+
+    OPEN = auto()
+    FENCED = auto()
+    FAILED = auto()
+
+
+OPEN, FENCED, FAILED = Writing  # module constants: looking up a member of an enum takes longer
+
+
 # The futures that wait for a commit. A list only for several: one for every step would burden the garbage collector.
 Waiters = asyncio.Future[None] | list[asyncio.Future[None]] | None
 
@@ -75,13 +96,11 @@ class Writer:
         "_waiters",
         "checkpoint_at",
         "epoch",
-        "failed",
-        "fenced",
-        "lost",
         "notes",
         "root_id",
         "run",
         "sequence",
+        "state",
         "under_way",
     )
 
@@ -91,9 +110,7 @@ class Writer:
         self.sequence = sequence
         self.run = run
         self.checkpoint_at: int | None = None  # the sequence at which a checkpoint is due
-        self.lost = False  # nothing of this writer is written any more: it is fenced or has failed
-        self.fenced = False  # another owner has the run
-        self.failed: BaseException | None = None  # why the recorder gave up on a draft of this writer
+        self.state = OPEN  # only `_close` changes it
         # What is added to the next draft: entries by key, and totals of foreachs.
         self.notes: dict[str, Event | ItemResult] = {}
         self._recorder = recorder
@@ -103,6 +120,16 @@ class Writer:
         self.under_way = False  # a draft is in a batch that is being committed
         self._sent_waiters: Waiters = None  # these wait for the draft under way
         self._sent_told: Any = None  # the operations that its entries end
+
+    @property
+    def lost(self) -> bool:
+        """Whether nothing of this writer is written any more."""
+        return self.state is not OPEN
+
+    @property
+    def fenced(self) -> bool:
+        """Whether another owner has the run."""
+        return self.state is FENCED
 
     @property
     def gathering(self) -> bool:
@@ -130,7 +157,7 @@ class Writer:
         draft = self._draft
         if draft is None:
             draft = Commit(root_id=self.root_id, epoch=self.epoch, entries=[])
-            if not self.lost:  # the draft of a lost writer is never committed
+            if self.state is OPEN:  # the draft of a lost writer is never committed
                 self._draft = draft
                 self._begun()
         return draft
@@ -147,7 +174,7 @@ class Writer:
         draft = self._draft
         if draft is None:  # nearly always
             entries = [encode_event(event)]
-            if not self.lost:
+            if self.state is OPEN:
                 self._draft = Commit(root_id=self.root_id, epoch=self.epoch, entries=entries)
                 self._recorder.queue.append(self)  # as _begun() does
                 if self._recorder.free:
@@ -230,7 +257,7 @@ class Writer:
         _ = self.draft
 
     def committed(self) -> asyncio.Future[None]:
-        """A future: done when all that was added is durable, or never will be. Then check `fenced` and `failed`."""
+        """A future: done when all that was added is durable, or never will be. Then check `lost`."""
         future: asyncio.Future[None] = asyncio.Future(loop=self._recorder.loop)
         if self._draft is None:
             if self.lost or not self.under_way:
@@ -276,25 +303,38 @@ class Writer:
             run.told.append(told)
         return run.advance
 
-    def abandon(self, error: BaseException | None) -> None:
-        """Nothing more is written by this writer: it is fenced, or (with an error) the recorder gave up on it."""
-        self.failed = error
-        self.lost = True
+    def fence(self, refused: bool) -> None:
+        """Another owner has the run, and nothing more is written. `refused`: the store has refused entries, not only a
+        check of the ownership."""
+        self._close(FENCED)
+        self.run.fenced(refused)
+
+    def abandon(self) -> None:
+        """Nothing more is written, because what was added could not be written, or must not be. The run leaves memory."""
+        self._close(FAILED)
+        self.run.failed()
+
+    def drop(self) -> None:
+        """Nothing more is written, and the run need not know: it has not begun to be driven."""
+        self._close(FAILED)
+
+    def _close(self, state: Writing) -> None:
+        """What is not committed yet never will be."""
+        if self.state is not FENCED:
+            self.state = state
         sent, waiting = self._sent_waiters, self._waiters
         self.under_way, self._sent_waiters, self._waiters, self._draft = False, None, None, None
         self._told = self._sent_told = None
         self.notes.clear()
         _wake(sent)
         _wake(waiting)
-        if error is not None:
-            self.run.failed()
 
 
-def abandon(writers: Iterable[Writer], error: BaseException) -> None:
+def abandon(writers: Iterable[Writer]) -> None:
     """Abandon each writer on its own: a bug that one of these runs triggers must not stop the others."""
     for writer in writers:
         try:
-            writer.abandon(error)
+            writer.abandon()
         except Exception as broke:  # noqa: BLE001 - a bug of ours, in one run
             log(
                 logging.CRITICAL, Token.INTERNAL_ERROR, f"run {writer.root_id}: giving up on it broke: {broke!r}", broke

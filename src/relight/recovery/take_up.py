@@ -194,7 +194,7 @@ async def _restore(
             elif known.resumed and state.crashes.count:  # resumed by hand: its crashes are counted from 0 again
                 run.writer.add(j.RunResumed("", services.clock.now()))
         except Exception as error:  # noqa: BLE001 - an error in one run: the other runs of the pass go on
-            run.writer.abandon(None)
+            run.writer.drop()
             run.let_go()
             await _set_aside(orchestrator, run.row, epochs[run.id], error, inboxes[run.id])
             continue

@@ -246,10 +246,10 @@ def broke(run: LiveRun, error: BaseException) -> None:
     again."""
     if run.phase is ENDED or run.host.has_left(run):
         return
-    if not run.departing:
-        run.writer.abandon(error)
-        return
-    run.writer.abandon(error)
+    departing = run.departing
+    run.writer.abandon()
+    if not departing:
+        return  # it leaves memory by itself now
     if run.phase is not LEFT:
         run.enter(LEFT)
     stop_bodies(run)
