@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime as dt
 import importlib
+import logging
 import os
 import socket
 from collections.abc import Iterable, Sequence
@@ -41,6 +42,7 @@ from relight.recovery.resume import resume
 from relight.run.services import Services
 from relight.stop_signal import stop_signal
 from relight.store_url import printable_url
+from relight.telemetry import Token, log
 from relight.ticker import Ticker
 
 P = ParamSpec("P")
@@ -144,6 +146,8 @@ class Relight:
             mark_dead(owner)
             raise
         self._services, self._orchestrator, self._recovery, self._pid = services, orchestrator, recovery, os.getpid()
+        for why in self.registry.shared_names():
+            log(logging.WARNING, Token.FLOW_NAME_SHARED, why)
         hand_down_context()
         garbage.watch()
         services.recorder.start()

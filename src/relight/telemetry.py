@@ -34,6 +34,7 @@ class Token(enum.StrEnum):
     FOREACH_CUT = "FOREACH_CUT"
     DEFINITION_MISSING = "DEFINITION_MISSING"
     DEFINITION_FOUND = "DEFINITION_FOUND"
+    FLOW_NAME_SHARED = "FLOW_NAME_SHARED"
     UPGRADE_FOUND = "UPGRADE_FOUND"
     NONDETERMINISM = "NONDETERMINISM"
     JOURNAL_CORRUPT = "JOURNAL_CORRUPT"
@@ -77,6 +78,7 @@ MEANING: dict[Token, str] = {
     Token.FOREACH_CUT: "an item of a sequential foreach has changed; the foreach goes on from that item",
     Token.DEFINITION_MISSING: "a run's flow is not registered; the run is held until it is",
     Token.DEFINITION_FOUND: "a flow was registered and the runs held for it go on",
+    Token.FLOW_NAME_SHARED: "several flows have one name, and the engine that was opened uses none of them",
     Token.UPGRADE_FOUND: "runs that an older version of Relight did not understand, and held, go on here",
     Token.NONDETERMINISM: "a flow asks for other operations than its journal has; the run is held",
     Token.JOURNAL_CORRUPT: "a journal entry or checkpoint does not read back; the run is held",

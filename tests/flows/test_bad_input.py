@@ -371,20 +371,30 @@ async def test_an_odd_run_id_is_fine(world: World, run_id: str):
 # ---- refused where it is declared or called
 
 
-def test_a_flow_name_means_one_flow():
-    @flow(name="taken")
+async def test_a_flow_name_means_one_flow(world: World, caplog: pytest.LogCaptureFixture):
+    @flow(name="shared")
     def first() -> None: ...
 
-    with pytest.raises(DefinitionError, match="flow name 'taken' is taken") as raised:
+    @flow(name="shared")
+    def second() -> None: ...
 
-        @flow(name="taken")
-        def second() -> None: ...
+    @flow
+    async def other() -> str:
+        return "done"
 
-    message = one_line(raised.value)
-    places = re.findall(rf"{re.escape(__file__)}:(\d+)", message)
-    assert len(set(places)) == 2
-    assert places[0] == str(first.fn.__code__.co_firstlineno)
-    assert "@flow(name=...)" in message
+    rl = await world.open()
+    for given in (first, second, "shared"):
+        with pytest.raises(DefinitionError, match="flow name 'shared' means 2 flows") as raised:
+            await rl.start(given)
+        message = one_line(raised.value)
+        lines = [int(line) for line in re.findall(rf"{re.escape(__file__)}:(\d+)", message)]
+        assert lines == [one.fn.__code__.co_firstlineno for one in (first, second)]
+        assert "@flow(name=...)" in message
+        assert "Relight(flows=[...])" in message
+        assert f"[FLOW_NAME_SHARED] {message}" in caplog.text
+    assert await rl.run(other) == "done"
+    with pytest.raises(DefinitionError, match="flow name 'shared' means 2 flows"):
+        Relight("memory:", flows=[first, second])
 
 
 async def test_the_flow_that_is_started_is_the_one_registered(world: World, registry: Any):

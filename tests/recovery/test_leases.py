@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from relight import Relight, flow, sleep, step
-from relight.flow.registry import Registry
 from relight.model.lease import Orphaned
 from relight.model.run import Hold, Message, MessageKind, Status
 from relight.orchestrator.orchestrator import Orchestrator
@@ -415,9 +414,7 @@ async def test_an_engine_whose_closing_is_broken_off_falls_silent(engines: Engin
     await until(lambda: not thread.is_alive())
 
 
-async def test_a_run_held_for_want_of_its_flow_is_passed_on_to_whoever_knows_it(
-    engines: Engines, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_run_held_because_its_flow_is_unknown_is_passed_on_to_a_process_that_knows_it(engines: Engines):
     work, room = Work(), asyncio.Event()
 
     @step
@@ -428,9 +425,7 @@ async def test_a_run_held_for_want_of_its_flow_is_passed_on_to_whoever_knows_it(
     async def in_the_way() -> None:
         await stay()
 
-    with monkeypatch.context() as patched:
-        patched.setattr("relight.engine.REGISTRY", Registry())
-        stranger = await engines.start("stranger")
+    stranger = await engines.start("stranger", flows=[])
     knows, client = await engines.start("knows", max_concurrent_runs=1), await engines.start("client", drive=False)
     assert knows._recovery is not None
     await knows._recovery.caught_up.wait()

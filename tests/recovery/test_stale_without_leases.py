@@ -1,22 +1,14 @@
 """leases="none": every other owner is dead, from the moment of opening on. Whose runs are not stale yet then is not forgotten."""
 
 import asyncio
-from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from relight import Relight, flow, step
 from relight.backends.memory import MemoryStore
-from relight.flow.registry import REGISTRY
 from relight.testing.clock import FakeClock
 from tests.flows.world import until
-
-
-@pytest.fixture(autouse=True)
-def _flows() -> Iterator[None]:
-    before, REGISTRY._flows = REGISTRY._flows, {}
-    yield
-    REGISTRY._flows = before
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -36,13 +28,20 @@ async def test_a_run_that_is_not_stale_yet_is_resumed_when_it_is(late: bool):
         return await long()
 
     recovery = {"stale_timeout": "10s"}
-    first = Relight("memory:", store=store, leases="none", clock=clock, recovery=recovery)
+    options: dict[str, Any] = {
+        "store": store,
+        "leases": "none",
+        "clock": clock,
+        "recovery": recovery,
+        "flows": [working],
+    }
+    first = Relight("memory:", **options)
     await first.open()
     await first.start(working.with_id("w"))
     await begun.wait()
     # It dies: nobody lets go of anything. Its object goes on, fenced in a moment, as a frozen process would.
     clock.advance("9s" if late else "1s")
-    async with Relight("memory:", store=store, leases="none", clock=clock, recovery=recovery) as second:
+    async with Relight("memory:", **options) as second:
         await until(second._recovery.caught_up.is_set)  # type: ignore[union-attr]
         row = await second.row("w")
         assert row.owner == first.services.owner, "too early"

@@ -28,7 +28,6 @@ from relight.backends.sqlite.leases import SqliteLeases
 from relight.backends.sqlite.store import SqliteStore
 from relight.clock import SYSTEM_CLOCK
 from relight.errors import LeasesUnavailableError, StoreUnavailableError
-from relight.flow.registry import REGISTRY
 from relight.handle import Handle
 from relight.model import journal as j
 from relight.model.run import Hold, Run, Status
@@ -655,15 +654,13 @@ async def test_a_client_that_knows_the_flow_waits_for_an_orchestrator_that_does(
     async def late() -> str:
         return "done"
 
-    async with Relight(path, drive=False, recovery={"check_interval": "20s"}) as client:
+    async with Relight(path, drive=False, flows=[late], recovery={"check_interval": "20s"}) as client:
         run = await client.start(late.with_id("r"))
-        REGISTRY.remove("late")
-        async with Relight(path):  # as an orchestrator that is being replaced: it does not know the flow
+        async with Relight(path, flows=[]):  # as an orchestrator that is being replaced: it does not know the flow
             await until(parked(run, "paused"))
-            REGISTRY._flows["late"] = late  # unheard by that orchestrator
             waiting = asyncio.create_task(run.result(timeout="60s"))
             await asyncio.sleep(0)
-        async with Relight(path):
+        async with Relight(path, flows=[late]):
             assert await waiting == "done"
 
 
@@ -677,11 +674,9 @@ async def test_a_client_that_knows_the_flow_hears_of_one_that_nobody_else_knows(
     async def lost() -> str:
         return "done"
 
-    async with Relight(path, drive=False, recovery={"check_interval": "0.1s"}) as client:
+    async with Relight(path, drive=False, flows=[lost], recovery={"check_interval": "0.1s"}) as client:
         run = await client.start(lost.with_id("r"))
-        REGISTRY.remove("lost")
-        async with Relight(path):
+        async with Relight(path, flows=[]):
             await until(parked(run, "paused"))
-        REGISTRY._flows["lost"] = lost
         with pytest.raises(UnknownFlowError):
             await run.result(timeout="60s")

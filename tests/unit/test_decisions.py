@@ -71,6 +71,7 @@ ORPHANS: list[tuple[dict[str, Any], Action, str]] = [
     ),
     # definition
     ({"flow_registered": False}, Action.HOLD_DEFINITION, "flow 'f' is not registered"),
+    ({"flow_registered": False, "shared_name": "two flows"}, Action.HOLD_DEFINITION, "two flows, and the run goes on"),
     # fingerprints
     ({"changed_steps": ("a",)}, Action.RESUME, "its owner died"),
     ({"changed_steps": ("a",), "version_mismatch": "rerun"}, Action.RESUME, "its owner died"),

@@ -1,4 +1,9 @@
-"""The flows this process knows, by name. Recovery finds a run's code here, so a name must mean one flow."""
+"""The flows an engine knows, by name. Recovery finds a run's code here, so an engine uses a name only if it means one flow.
+
+`@flow` registers into REGISTRY, which all engines of the process share unless they are given flows of their own. Two flows of
+one name may be defined in one process: two engines may know one each (`Relight(flows=[...])`), as two tests do. An engine that
+finds both refuses the name, and says where they are defined.
+"""
 
 from __future__ import annotations
 
@@ -19,31 +24,43 @@ class Registry:
     """Names to flows. `@flow` registers into REGISTRY, which engines use unless they are given flows of their own."""
 
     def __init__(self, flows: Iterable[Flow[..., Any]] = ()) -> None:
-        self._flows: dict[str, Flow[..., Any]] = {}
+        self._flows: dict[str, dict[str, Flow[..., Any]]] = {}  # by name, then by place
         self._listeners: list[Callable[[str], None]] = []
         for flow in flows:
             self.add(flow)
+            if self.shared_name(flow.name):
+                raise DefinitionError(self.shared_name(flow.name))
 
     def add(self, flow: Flow[..., Any]) -> None:
-        """Register a flow. The same place in the source may register again (a reload); another place must not."""
-        known = self._flows.get(flow.name)
-        if known is not None and known.place != flow.place:
-            raise DefinitionError(
-                f"flow name {flow.name!r} is taken: {known.place} has it, and {flow.place} wants it too; "
-                "give one of them another name with @flow(name=...)"
-            )
-        self._flows[flow.name] = flow
+        """Register a flow. It replaces the flow that was defined in the same place before (a reload)."""
+        self._flows.setdefault(flow.name, {})[flow.place] = flow
         for listener in list(self._listeners):
             listener(flow.name)
 
     def get(self, name: str) -> Flow[..., Any]:
-        found = self._flows.get(name)
-        if found is None:
-            known = ", ".join(sorted(self._flows)) or "none"
-            raise UnknownFlowError(
-                f"no flow named {name!r} is registered in this process (registered: {known}); import it"
-            )
-        return found
+        """The flow of this name. Raises UnknownFlowError if there is none, DefinitionError if there are several."""
+        found = self.find(name)
+        if found is not None:
+            return found
+        if self.shared_name(name):
+            raise DefinitionError(self.shared_name(name))
+        known = ", ".join(sorted(self._flows)) or "none"
+        raise UnknownFlowError(f"no flow named {name!r} is registered in this process (registered: {known}); import it")
+
+    def shared_name(self, name: str) -> str:
+        """Why this name cannot be used, if several flows have it; otherwise empty."""
+        found = self._flows.get(name, {})
+        if len(found) < 2:
+            return ""
+        places = " and ".join(found)
+        return (
+            f"flow name {name!r} means {len(found)} flows: {places} define them; give all but one another name with "
+            "@flow(name=...), or give each engine its own with Relight(flows=[...])"
+        )
+
+    def shared_names(self) -> list[str]:
+        """`shared_name` of each name that several flows have."""
+        return [why for name in self._flows if (why := self.shared_name(name))]
 
     def check(self, flow: Flow[..., Any]) -> None:
         """DefinitionError unless this flow is registered under its name: recovery would call the registered one."""
@@ -58,10 +75,13 @@ class Registry:
         raise DefinitionError(f"{flow!r} is not the flow registered as {flow.name!r}: {known!r} is")
 
     def find(self, name: str) -> Flow[..., Any] | None:
-        return self._flows.get(name)
+        """The flow of this name, if there is exactly one."""
+        found = self._flows.get(name)
+        return next(iter(found.values())) if found is not None and len(found) == 1 else None
 
     def names(self) -> list[str]:
-        return list(self._flows)
+        """The names of all flows that `find` finds."""
+        return [name for name, found in self._flows.items() if len(found) == 1]
 
     def remove(self, name: str) -> None:
         """Forget a flow: for tests and for flows whose source is gone."""

@@ -341,15 +341,14 @@ async def _invoke(run: LiveRun, call: Call, scope: Scope) -> Any:
 
 def _conclude(run: LiveRun, value: Any, failure: BaseException | None) -> None:
     now = run.services.clock.now()
-    flow = run.services.registry.find(run.row.flow)
     if run.cancel_reason is not None:
         leaving.conclude(run, j.RunCancelled("", run.cancel_reason, now), reason=run.cancel_reason)
     else:
         data = b"null"
         if failure is None:
             try:
-                assert flow is not None
-                data, _ = flow.result.seal(value, run.services.config.payload.max_bytes)
+                assert run.flow is not None
+                data, _ = run.flow.result.seal(value, run.services.config.payload.max_bytes)
             except Exception as error:  # noqa: BLE001 - a result that cannot be journaled fails the run
                 failure = error
         if failure is None:

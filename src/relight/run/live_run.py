@@ -50,8 +50,8 @@ class LiveRun(RunRecord, Asking):
     # fmt: off
     __slots__ = (
         "__weakref__", "_advancing", "_asked", "_when_live", "_woken", "asked_to_continue", "begun_again", "busy",
-        "cancel_reason", "cancelled", "children", "created", "deadlocked", "departure", "host", "inbox", "inflight", "kept",
-        "left_open", "loop", "main", "main_done", "numbers", "pending", "recovered", "replay", "restored", "retried",
+        "cancel_reason", "cancelled", "children", "created", "deadlocked", "departure", "flow", "host", "inbox", "inflight",
+        "kept", "left_open", "loop", "main", "main_done", "numbers", "pending", "recovered", "replay", "restored", "retried",
         "saying_so", "spun", "step_call", "timers", "told", "turns", "unawaited",
     )
     # fmt: on
@@ -69,6 +69,7 @@ class LiveRun(RunRecord, Asking):
 
         # The flow's code, and what it waits for.
         self.loop: RunLoop = RunLoop(row.id, services.running_loop, self)  # type: ignore[abstract]  # refuses the rest
+        self.flow: Flow[..., Any] | None = None  # the flow that is driven; None: its code has not been called
         self.main: FlowTask[Any] | None = None  # the task of the flow's function
         self.main_done = True  # whether that task has ended; also before it is made
         self.turns = NO_TURNS  # which thread of sync code executes: see `own_turns`
@@ -114,6 +115,7 @@ class LiveRun(RunRecord, Asking):
 
     def start(self, flow: Flow[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Call the flow's function."""
+        self.flow = flow
         scope = Scope(self, self.path, "", None)
         root = execute.root(self, flow, args, kwargs, scope)
         self.main_done = False

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from relight.errors import ContinueAs, FlowCodeError, OutsideRunError
+from relight.errors import ContinueAs, FlowCodeError
 from relight.model import journal as j
 from relight.model.replay import TreeState, Unclaimed, encode_state
 from relight.model.run import Message, MessageKind
@@ -61,12 +61,10 @@ def request(run: LiveRun, scope: Scope, args: tuple[Any, ...], kwargs: dict[str,
             "continue_as() was called in a task, a branch or an item of the flow, and ends the whole run: call it in the code of "
             "the flow itself"
         )
-    flow = run.services.registry.find(run.row.flow)
-    if flow is None:
-        raise OutsideRunError(f"continue_as(): the flow {run.row.flow!r} is no longer registered in this process")
+    assert run.flow is not None
     if run.asked_to_continue is not None and run.asked_to_continue[0] is scope:
         raise FlowCodeError(f"continue_as() was called before, and the flow went on: {_SWALLOWED}")
-    asked = ContinueAs(args, kwargs, flow.arguments.seal(args, kwargs, run.max_bytes))
+    asked = ContinueAs(args, kwargs, run.flow.arguments.seal(args, kwargs, run.max_bytes))
     run.asked_to_continue = scope, asked
     raise asked
 
@@ -100,11 +98,10 @@ def check_return(run: LiveRun, scope: Scope, value: Any) -> None:
 
 def begin(run: LiveRun, data: bytes) -> None:
     """The flow is over: `data` is the input of its next generation. Nothing may be told, begun or recorded after it."""
-    flow = run.services.registry.find(run.row.flow)
-    assert flow is not None
+    assert run.flow is not None
     children = run.run_id(run.path) + "/"
     raw, blob = run.payload(data)
-    continued = j.RunContinued("", flow.fingerprint, raw, blob, run.now())
+    continued = j.RunContinued("", run.flow.fingerprint, raw, blob, run.now())
     state = TreeState(created=run.created, generation=run.generation, unclaimed=_unclaimed(run))
     state.apply(0, continued)  # its place is that of the checkpoint
     run.set_running()
