@@ -120,6 +120,37 @@ class StoreClock:
         return True
 
 
+class EarliestTimer:
+    """One timer for many times: it goes off at the earliest. What it calls finds the other times, and sets them again."""
+
+    LONGEST_SECONDS = 3600.0  # it goes off this early for a later time: clocks are set, and loops limit their timers
+
+    def __init__(self, clock: Clock, callback: Callable[[], None]) -> None:
+        self._clock = clock
+        self._callback = callback
+        self._timer: Timer | None = None
+        self._when = float("inf")
+
+    def set(self, when: float) -> None:
+        """Go off at this time, or earlier."""
+        if when >= self._when:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._when = when
+        delay = max(0.0, when - self._clock.now())
+        self._timer = self._clock.call_later(min(delay, self.LONGEST_SECONDS), self._gone_off)
+
+    def _gone_off(self) -> None:
+        self._timer, self._when = None, float("inf")
+        self._callback()
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._when = None, float("inf")
+
+
 @contextlib.asynccontextmanager
 async def time_limit(clock: Clock, seconds: float) -> AsyncIterator[asyncio.Timeout]:
     """`asyncio.timeout`, but by this clock."""

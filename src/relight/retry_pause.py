@@ -13,6 +13,11 @@ LONGEST_PAUSE_SECONDS = 5.0
 _sleep = asyncio.sleep  # noqa: TID251 - see the module's docstring
 
 
+async def real_pause(seconds: float) -> None:
+    """Wait in real time: for a server or a network, which no test's clock moves."""
+    await _sleep(seconds)
+
+
 class RetryPause:
     """Pauses that grow, until `reset`."""
 
@@ -28,4 +33,4 @@ class RetryPause:
         return seconds
 
     async def wait(self) -> None:
-        await _sleep(self.next())
+        await real_pause(self.next())

@@ -239,7 +239,7 @@ async def test_of_two_times_at_which_a_look_is_worth_it_the_earlier_one_counts(w
     rl = await world.open()
     recovery, now = OrphanRecovery(rl.orchestrator), world.clock.now()
     for when in (now + 100, now + 10, now + 50):
-        recovery._look_at(when)
+        recovery._timer.set(when)
     world.clock.advance(9)
     assert recovery._ticker.resting
     world.clock.advance(1)

@@ -49,6 +49,18 @@ def session_from(row: Sequence[Any]) -> Session:
     )
 
 
+def ended_sessions(before: Sequence[Session], after: Sequence[Session]) -> set[str]:
+    """The owners of the sessions that have ended or lapsed between two readings, also of those that began after the
+    first. A session that began again is another session."""
+    gone = _begun(before, fresh=True) - _begun(after, fresh=True)
+    lapsed = _begun(after, fresh=False) - _begun(before, fresh=False)
+    return {owner for owner, _ in gone | lapsed}
+
+
+def _begun(sessions: Sequence[Session], *, fresh: bool) -> set[tuple[str, float]]:
+    return {(session.owner, session.started_at) for session in sessions if session.fresh is fresh}
+
+
 def name_of(owner: str) -> str:
     """The orchestrator's name in an owner."""
     return owner.rpartition("#")[0]

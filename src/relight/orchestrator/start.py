@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from relight.errors import ConflictError, DefinitionError
 from relight.flow.definitions import Flow, without_id
 from relight.flow.registry import Registry
 from relight.model import journal as j
 from relight.model.blob import blob_digest
 from relight.model.replay import TreeState
-from relight.model.run import Run, Status
+from relight.model.run import Status
 from relight.orchestrator.orchestrator import Orchestrator
 from relight.ports.store import Commit, Exists, Extras, Fenced
-from relight.run.arguments import check_run_id, same_input
+from relight.run.arguments import check_run_id, new_root, same_input
 
 
 def flow_to_start(registry: Registry, given: object, run_id: str | None) -> tuple[Flow[..., Any], str | None]:
@@ -75,21 +73,8 @@ def creation(
 ) -> tuple[Commit, j.RunCreated]:
     """The commit that accepts a run, pending, for any orchestrator to take up; and the run's first event."""
     blob = blob_digest(data) if len(data) > blob_threshold else ""
-    raw = j.NULL if blob else msgspec.Raw(data)
-    row = Run(
-        id=run_id,
-        root_id=run_id,
-        flow=flow.name,
-        flow_hash=flow.fingerprint,
-        status=Status.PENDING,
-        created_at=at,
-        updated_at=at,
-        wake_at=at,
-        epoch=1,
-        input=b"" if blob else data,
-        input_blob=blob,
-    )
-    first = j.RunCreated("", flow.name, flow.fingerprint, raw, blob, at)
+    row, first = new_root(flow, run_id, data, blob, at)
+    row.epoch = 1
     commit = Commit(root_id=run_id, epoch=1, create=row, entries=[j.encode_event(first)])
     if blob:
         commit.extras = Extras(blobs={blob: data})

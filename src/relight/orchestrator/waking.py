@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
-from relight.clock import Timer
+from relight.clock import EarliestTimer
 from relight.model.run import Hold, News, Run
 from relight.orchestrator.claimed_elsewhere import ClaimedElsewhere
 from relight.orchestrator.delivery import Delivery
@@ -59,8 +59,7 @@ class Waker:
         self._look_again = self._listen_again = self._free_again = self._lost_again = False
         self._early: list[Run] = []  # suspects whose turn has come: they are taken up before they are due
         self._upgraded = Freed(self._services)
-        self._timer: Timer | None = None
-        self._timer_at: float | None = None
+        self._timer = EarliestTimer(services.clock, self.look_for_due)
         self._part: Part | None = None
         self._services.idleness.parts.append(lambda: self._complete and self._ticker.resting)
 
@@ -72,8 +71,7 @@ class Waker:
     async def stop(self) -> None:
         if self._part is not None:
             await self._part.stop()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
 
     # ---- the wake-ups
 
@@ -118,17 +116,8 @@ class Waker:
 
     def wake_at(self, when: float) -> None:
         """A run is due at this time."""
-        if self._memory.stopping or (self._timer_at is not None and self._timer_at <= when):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = when
-        delay = max(0.0, when - self._services.clock.now())
-        self._timer = self._services.clock.call_later(min(delay, 3600.0), self._timer_fired)
-
-    def _timer_fired(self) -> None:
-        self._timer = self._timer_at = None
-        self.look_for_due()
+        if not self._memory.stopping:
+            self._timer.set(when)
 
     def _changed(self, news: News) -> None:
         """Another process has written."""

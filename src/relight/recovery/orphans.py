@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from relight.clock import Timer
+from relight.clock import EarliestTimer
 from relight.errors import StoreError
 from relight.model.decisions import Action, decide
 from relight.model.lease import Orphaned, Session, name_of
@@ -36,8 +36,7 @@ class OrphanRecovery:
         self._services = orchestrator.services
         every = self._services.config.recovery.check_interval_seconds
         self._ticker = Ticker(self.run_once, every, round_over=self._round_over)
-        self._timer: Timer | None = None
-        self._timer_at = float("inf")
+        self._timer = EarliestTimer(self._services.clock, self._ticker.wake)  # a lease lapses, a stale_timeout passes
         self._part: Part | None = None
         self._starting = True  # the first round is not complete yet
         self._complete = False  # the last round has come to its end
@@ -68,8 +67,7 @@ class OrphanRecovery:
 
     async def stop(self) -> None:
         """Claim no more runs."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         if self._part is not None:
             await self._part.stop()
 
@@ -111,7 +109,7 @@ class OrphanRecovery:
         dead = await self._end_dead_sessions(presence, owners)
         for owner in owners:
             if owner != me and (undecided := presence.look_again_at(owner)) is not None:
-                self._look_at(undecided)
+                self._timer.set(undecided)
         claimed, failure = 0, None
         for owner in dead:
             try:
@@ -195,7 +193,7 @@ class OrphanRecovery:
             log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {row.id}: deciding on it broke: {error!r}", error)
             return False
         if decision.until is not None:
-            self._look_at(decision.until)
+            self._timer.set(decision.until)
         return decision.action is not Action.LEAVE
 
     def _say_dead(self, owner: str, session: Session | None) -> None:
@@ -209,20 +207,6 @@ class OrphanRecovery:
         if session is not None and count:
             waited = max(0.0, self._services.clock.now() - session.expires_at)
             self._services.metrics.detection.observe(waited, count)
-
-    def _look_at(self, when: float) -> None:
-        """Make a round at this time. Of several times only the earliest is kept: that round finds the others again."""
-        if when >= self._timer_at:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = when
-        delay = max(0.0, when - self._services.clock.now())
-        self._timer = self._services.clock.call_later(delay, self._timer_fired)
-
-    def _timer_fired(self) -> None:
-        self._timer, self._timer_at = None, float("inf")
-        self._ticker.wake()
 
     async def _clear_away(self, presence: Presence, owners: Sequence[str]) -> None:
         """Forget lapsed sessions that own no run any more."""

@@ -349,23 +349,23 @@ async def _act(orchestrator: RunsInMemory, restored: _Restored, crashed: bool) -
 def _final_write(restored: _Restored) -> Callable[[], None] | None:
     """What is committed for a run that is not driven. None for a run that is held: `depart` writes that."""
     run, decision = restored.run, restored.decision
-    now = run.services.clock.now()
+    now, children = run.services.clock.now(), open_children(restored.state)
     cancel = next((message for message in restored.inbox if message.kind is MessageKind.CANCEL), None)
     if decision.action is Action.FINISH:
         return lambda: _finish(run, restored.state, decision)
     if cancel is not None:  # the flow's code cannot be called, so it cannot clean up: the run just ends
         reason = leaving.cancel_reason(cancel)
-        return lambda: _end(run, restored.state, j.RunCancelled("", reason, now), reason=reason)
+        return lambda: leaving.end_without_code(run, j.RunCancelled("", reason, now), children, reason=reason)
     if decision.action is Action.CANCEL:
         log(logging.WARNING, Token.RUN_GIVEN_UP, f"run {run.id}: {decision.reason}")
         event = j.RunCancelled("", decision.reason, now)
-        return lambda: _end(run, restored.state, event, reason=decision.reason, hold=Hold.RECOVERY)
+        return lambda: leaving.end_without_code(run, event, children, reason=decision.reason, hold=Hold.RECOVERY)
     if decision.action is Action.FAIL:
         log(logging.WARNING, Token.RUN_NOT_RESUMABLE, f"run {run.id}: {decision.reason}")
         error = record_error(RuntimeError(decision.reason))
         failed = j.RunFailed("", error, now)
         encoded = msgspec.json.encode(error)
-        return lambda: _end(run, restored.state, failed, error=encoded, reason=decision.reason)
+        return lambda: leaving.end_without_code(run, failed, children, error=encoded, reason=decision.reason)
     if decision.action is Action.HOLD_POISON:
         run.departure.held = (Hold.POISON, decision.reason)
     elif decision.action is Action.HOLD_VERSION:
@@ -373,14 +373,6 @@ def _final_write(restored: _Restored) -> Callable[[], None] | None:
     else:
         run.departure.held = (Hold.DEFINITION, decision.reason)
     return None
-
-
-def _end(run: LiveRun, state: TreeState, event: j.RunFailed | j.RunCancelled, **fields: object) -> None:
-    """End a run without calling its code. Its unfinished child runs end with it, or their rows would never end."""
-    leaving.conclude(run, event, **fields)
-    status, reason = (Status.FAILED if isinstance(event, j.RunFailed) else Status.CANCELLED), "its root run has ended"
-    for key in open_children(state):
-        run.writer.change(RunChange(run_id=run.run_id(key), status=status, reason=reason))
 
 
 def _finish(run: LiveRun, state: TreeState, decision: Decision) -> None:

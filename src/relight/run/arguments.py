@@ -1,10 +1,16 @@
-"""What a run is started with: an id that a user chose, and arguments that its flow takes."""
+"""What a run is started with: an id that a user chose, arguments that its flow takes, and its first row and event."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from msgspec import Raw
+
 from relight.errors import DefinitionError, PayloadError
+from relight.flow.definitions import Flow
 from relight.model.blob import blob_digest
-from relight.model.run import Run
+from relight.model.journal import NULL, RunCreated
+from relight.model.run import Run, Status
 
 MAX_RUN_ID = 255
 
@@ -16,6 +22,27 @@ def check_run_id(run_id: str) -> str:
             f"{run_id!r} cannot be a run id: give 1 to {MAX_RUN_ID} printable characters without '/', which separates child runs"
         )
     return run_id
+
+
+def new_root(
+    flow: Flow[..., Any], run_id: str, data: bytes, blob: str, at: float, parent_id: str | None = None
+) -> tuple[Run, RunCreated]:
+    """The row and the first event of a new root, which is pending: any orchestrator may take it up. `data` is its sealed
+    arguments, or what the blob of that digest holds."""
+    row = Run(
+        id=run_id,
+        root_id=run_id,
+        parent_id=parent_id,
+        flow=flow.name,
+        flow_hash=flow.fingerprint,
+        status=Status.PENDING,
+        created_at=at,
+        updated_at=at,
+        wake_at=at,
+        input=b"" if blob else data,
+        input_blob=blob,
+    )
+    return row, RunCreated("", flow.name, flow.fingerprint, NULL if blob else Raw(data), blob, at, parent=parent_id)
 
 
 def same_input(row: Run, data: bytes) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -133,7 +134,9 @@ async def _depart(run: LiveRun, reason: str, grace_seconds: float, write: Any) -
     await _bodies_gone(run)
     to_cancel = next((message for message in run.inbox.early if message.kind is MessageKind.CANCEL), None)
     if run.departure.held is not None and to_cancel is not None and run.departure.held[0] is not Hold.UPGRADE:
-        end_without_code(run, cancel_reason(to_cancel))
+        reason = cancel_reason(to_cancel)
+        unfinished = run.replay.unfinished() if run.replay is not None else ()
+        end_without_code(run, j.RunCancelled("", reason, run.services.clock.now()), unfinished, reason=reason)
     elif run.departure.held is not None:
         kind, why = run.departure.held
         log(*_HELD.get(kind, (logging.WARNING, Token.RUN_HELD)), f"run {run.id}: {why}")
@@ -314,14 +317,6 @@ def cancel_reason(message: Message) -> str:
     return str(msgspec.json.decode(message.payload) or "cancelled")
 
 
-def end_without_code(run: LiveRun, reason: str) -> None:
-    """Cancel a run whose code cannot be called: nothing can be cleaned up. Its unfinished child runs are cancelled,
-    too: otherwise they would seem to go on for ever."""
-    conclude(run, j.RunCancelled("", reason, run.services.clock.now()), reason=reason)
-    for key in run.replay.unfinished() if run.replay is not None else ():
-        run.writer.change(RunChange(run_id=run.run_id(key), status=Status.CANCELLED, reason="its root run has ended"))
-
-
 _STATUS = {j.RunCompleted: Status.COMPLETED, j.RunFailed: Status.FAILED, j.RunCancelled: Status.CANCELLED}
 
 
@@ -329,6 +324,17 @@ def conclude(run: LiveRun, event: j.RunCompleted | j.RunFailed | j.RunCancelled,
     """End a root run in one commit: the final entry, the status, and the message to the run that spawned it."""
     run.writer.add(event)
     end(run, _STATUS[type(event)], event.at, **fields)
+
+
+def end_without_code(
+    run: LiveRun, event: j.RunFailed | j.RunCancelled, unfinished: Iterable[str], **fields: Any
+) -> None:
+    """End a run without calling its code: nothing can be cleaned up. Its unfinished child runs, given by their keys, end
+    in the same way: otherwise they would seem to go on for ever."""
+    conclude(run, event, **fields)
+    for key in unfinished:
+        ended = RunChange(run_id=run.run_id(key), status=_STATUS[type(event)], reason="its root run has ended")
+        run.writer.change(ended)
 
 
 def end(run: LiveRun, status: Status, at: float, **fields: Any) -> None:

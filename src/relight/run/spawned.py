@@ -13,7 +13,7 @@ from relight.flow.payloads import rebuild_error, record_error
 from relight.flow.scope import Scope, here
 from relight.model import journal as j
 from relight.model.replay import Ending, Outcome
-from relight.model.run import Message, MessageKind, Run, Status
+from relight.model.run import Message, MessageKind, Status
 from relight.run import arguments, waits
 from relight.run.operation import Operation
 
@@ -68,25 +68,10 @@ class _Spawn(Operation):
     def _record(self) -> None:
         run, flow = self.run, self._flow
         at = run.services.clock.now()
-        raw, blob = run.payload(self._data)
-        first = j.encode_event(j.RunCreated("", flow.name, flow.fingerprint, raw, blob, at, parent=run.id))
+        _, blob = run.payload(self._data)
+        row, first = arguments.new_root(flow, self._id, self._data, blob, at, parent_id=run.id)
         run.record(j.RunSpawned(self.key, self._id, None, at), self)
-        run.writer.insert(
-            Run(
-                id=self._id,
-                root_id=self._id,
-                parent_id=run.id,
-                flow=flow.name,
-                flow_hash=flow.fingerprint,
-                status=Status.PENDING,
-                created_at=at,
-                updated_at=at,
-                wake_at=at,
-                input=b"" if blob else self._data,
-                input_blob=blob,
-            ),
-            first,
-        )
+        run.writer.insert(row, j.encode_event(first))
         self.value = self._handle(self._id)
         run.services.background.start(self._offer(), "offer")
 

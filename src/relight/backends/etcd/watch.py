@@ -11,7 +11,6 @@ live owner has released a run: only in the first case the session's key is among
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -23,6 +22,7 @@ from relight.backends.etcd.connection import Connection, Link, raise_if_cancelle
 from relight.backends.etcd.keys import Keys, ask_progress, watch_deletions
 from relight.errors import LeasesUnavailableError
 from relight.model.lease import Orphaned
+from relight.retry_pause import real_pause
 
 RETRY_SECONDS = 0.2
 
@@ -102,7 +102,7 @@ class OrphanWatch:
                 self.interrupted = repr(error)
             if link is not None:
                 self._connection.drop(link)
-            await _pause(RETRY_SECONDS)
+            await real_pause(RETRY_SECONDS)
 
     async def _follow(self, link: Link) -> None:
         """One stream, until it fails."""
@@ -152,7 +152,7 @@ class OrphanWatch:
     async def _ping(self, stream: Any) -> None:
         """Check that etcd still answers: a partition drops packets without an error, as if there were no news."""
         while True:
-            await _pause(self._ping_seconds)
+            await real_pause(self._ping_seconds)
             self._heard.clear()
             async with asyncio.timeout(self._connection.seconds):
                 await stream.write(ask_progress())
@@ -180,9 +180,3 @@ async def _read(stream: Any) -> Any:
     if response is grpc.aio.EOF:
         raise _EndedError("etcd ended the stream")
     return response
-
-
-async def _pause(seconds: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await asyncio.Event().wait()

@@ -13,7 +13,7 @@ from relight.backends.memory.data import SessionWatcher, StoredSession
 from relight.backends.memory.store import MemoryStore
 from relight.clock import Clock
 from relight.errors import LeasesUnavailableError
-from relight.model.lease import Acquired, Lease, NotOwner, Orphaned, OwnedBy, Process, Released, Session
+from relight.model.lease import Acquired, Lease, NotOwner, Orphaned, OwnedBy, Process, Released, Session, ended_sessions
 from relight.model.run import RESUMED_BY_HAND, MessageKind, Run, Status
 
 
@@ -159,12 +159,8 @@ class MemoryLeases:
                     return
                 ended, watcher.ended = watcher.ended, []
                 after = self._sessions()
-                # The sessions that have lapsed since the last reading, also those that began after it.
-                lapsed = (_begun(before, fresh=True) - _begun(after, fresh=True)) | (
-                    _begun(after, fresh=False) - _begun(before, fresh=False)
-                )
-                before = after
-                for owner in sorted({owner for owner, _ in lapsed}.union(ended) - {self._owner}):
+                lapsed, before = ended_sessions(before, after), after
+                for owner in sorted(lapsed.union(ended) - {self._owner}):
                     yield Orphaned(owner)
         finally:
             self._watchers.remove(watcher)
@@ -184,8 +180,3 @@ class MemoryLeases:
     def _check(self) -> None:
         if self._closed:
             raise LeasesUnavailableError("the leases are not open")
-
-
-def _begun(sessions: list[Session], *, fresh: bool) -> set[tuple[str, float]]:
-    """Owners and the starts of their sessions: a session that began again is another session."""
-    return {(session.owner, session.started_at) for session in sessions if session.fresh is fresh}

@@ -24,7 +24,18 @@ from relight.backends.postgres.pool import Pool
 from relight.backends.postgres.queries import queries
 from relight.backends.postgres.schema import check_name, prepare
 from relight.errors import LeasesUnavailableError, StoreUnavailableError
-from relight.model.lease import Acquired, Lease, NotOwner, Orphaned, OwnedBy, Process, Released, Session, session_from
+from relight.model.lease import (
+    Acquired,
+    Lease,
+    NotOwner,
+    Orphaned,
+    OwnedBy,
+    Process,
+    Released,
+    Session,
+    ended_sessions,
+    session_from,
+)
 
 T = TypeVar("T")
 
@@ -157,7 +168,7 @@ class PostgresLeases:
                 if self._pool is None:
                     return
                 after, now = await self._look()
-                ended = _ended(before, after) | pushed
+                ended = ended_sessions(before, after) | pushed
                 pushed.clear()
                 before = after
                 for owner in sorted(ended - {self._owner}):
@@ -176,15 +187,3 @@ class PostgresLeases:
             async with asyncio.timeout(max(min([longest, *ends]), SHORTEST_SECONDS)):
                 await woken.wait()
         woken.clear()
-
-
-def _ended(before: list[Session], after: list[Session]) -> set[str]:
-    """The owners of sessions that are gone or have lapsed, also of those that began after the last reading. A session
-    that began again is another session."""
-    gone = _begun(before, fresh=True) - _begun(after, fresh=True)
-    lapsed = _begun(after, fresh=False) - _begun(before, fresh=False)
-    return {owner for owner, _ in gone | lapsed}
-
-
-def _begun(sessions: list[Session], *, fresh: bool) -> set[tuple[str, float]]:
-    return {(session.owner, session.started_at) for session in sessions if session.fresh is fresh}

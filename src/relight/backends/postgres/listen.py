@@ -7,7 +7,6 @@ calls `missed`. Where LISTEN cannot work (PgBouncer), `Polling` calls `missed` a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 
@@ -15,11 +14,10 @@ import asyncpg
 
 from relight.backends.postgres.connection import Connection, Connector, Target, read_only
 from relight.errors import StoreUnavailableError
+from relight.retry_pause import RetryPause
 from relight.supervisor import Part, Supervisor
 from relight.ticker import Ticker
 
-FIRST_PAUSE_SECONDS = 0.1
-LONGEST_PAUSE_SECONDS = 10.0
 # An idle connection may be cut without an error. A statement this often shows whether it still works.
 PROBE_SECONDS = 30.0
 TICK_SECONDS = 1.0
@@ -56,7 +54,7 @@ class Listener:
         await self._connector.close(CLOSE_SECONDS)
 
     async def _run(self, part: Part) -> None:
-        pause = FIRST_PAUSE_SECONDS
+        pause = RetryPause()
         while True:
             try:
                 connection = await self._connector.connect()
@@ -64,12 +62,11 @@ class Listener:
                     await self._listen(connection, part)
                 finally:
                     connection.terminate()
-                pause = FIRST_PAUSE_SECONDS
+                pause = RetryPause()
             except (StoreUnavailableError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
                 # Polling goes on meanwhile. Any other error is a bug, and the supervisor reports it.
-                _log.warning("cannot listen for news, trying again in %.1f s: %s", pause, error)
-                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
-            await wait(pause)
+                _log.warning("cannot listen for news, trying again in %.2g s: %s", pause.seconds, error)
+            await pause.wait()
 
     async def _listen(self, connection: Connection, part: Part) -> None:
         """Listen until the connection is lost, or its server is no primary any more."""
@@ -107,10 +104,3 @@ class Polling:
 
     async def run_once(self) -> None:
         self._missed()
-
-
-async def wait(seconds: float) -> None:
-    """Wait by the event loop's clock: these pauses are about a real network, which no test simulates."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await asyncio.Event().wait()

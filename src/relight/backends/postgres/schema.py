@@ -10,10 +10,10 @@ from zlib import crc32
 import asyncpg
 
 from relight.backends.postgres.connection import Connection, Target, connect, refused, unavailable
-from relight.backends.postgres.listen import wait
 from relight.backends.postgres.queries import SCHEMA_NAME, migrations
 from relight.errors import ConfigError, StoreFormatError, StoreUnavailableError
 from relight.model.formats import compatible_since
+from relight.retry_pause import real_pause
 
 LOCK_CLASS = 1382370420  # "ReLt"; the migrations use the same
 LOCK_SECONDS = 1.0  # a migration waits so long for each table, then lets other processes go first and tries again
@@ -91,7 +91,7 @@ async def _prepare(connection: Connection, target: Target, schema: str, *, migra
             if tries == MOST_TRIES:
                 why = "a transaction that does not end stands in the way"
                 raise StoreUnavailableError(f"{where} could not be migrated: {why}: {error}") from error
-            await wait(LOCK_SECONDS)
+            await real_pause(LOCK_SECONDS)
 
 
 async def _migrate(connection: Connection, where: str, schema: str, found: int) -> bool:

@@ -23,7 +23,18 @@ from relight.backends.sqlite.connection import cause_of, check_same, connect, mi
 from relight.backends.sqlite.queries import SQL
 from relight.backends.sqlite.rows import json_array
 from relight.errors import LeasesUnavailableError, StoreError
-from relight.model.lease import Acquired, Lease, NotOwner, Orphaned, OwnedBy, Process, Released, Session, session_from
+from relight.model.lease import (
+    Acquired,
+    Lease,
+    NotOwner,
+    Orphaned,
+    OwnedBy,
+    Process,
+    Released,
+    Session,
+    ended_sessions,
+    session_from,
+)
 
 T = TypeVar("T")
 
@@ -137,12 +148,8 @@ class SqliteLeases:
             if self._closed.is_set():
                 return
             after, now = self._look()
-            # The sessions that are gone or have lapsed since the last reading, also those that began after it.
-            ended = (_begun(before, fresh=True) - _begun(after, fresh=True)) | (
-                _begun(after, fresh=False) - _begun(before, fresh=False)
-            )
-            before = after
-            for owner in sorted({owner for owner, _ in ended} - {self._owner}):
+            ended, before = ended_sessions(before, after), after
+            for owner in sorted(ended - {self._owner}):
                 yield Orphaned(owner)
 
     async def _wait(self, sessions: list[Session], now: float) -> None:
@@ -199,8 +206,3 @@ def _lease(db: apsw.Connection, run_id: str) -> Lease | None:
         if expires_at is not None:
             return Lease(run_id, owner, expires_at)
     return None
-
-
-def _begun(sessions: list[Session], *, fresh: bool) -> set[tuple[str, float]]:
-    """Owners and the starts of their sessions: a session that began again is another session."""
-    return {(session.owner, session.started_at) for session in sessions if session.fresh is fresh}
