@@ -127,11 +127,14 @@ async def each(count: int, concurrency: int = 3, seconds: float = 0.005) -> int:
 
 
 @flow(name="cluster.tree")
-async def tree(depth: int, width: int, seconds: float = 0.005) -> int:
-    """Child flows of child flows, all branches at once. The number of its steps."""
+async def tree(depth: int, width: int, seconds: float = 0.005, gate: str = "") -> int:
+    """Child flows of child flows, all branches at once. The number of its steps. With a gate, the flows that call the
+    innermost ones end only when it is opened."""
     total = got(await work(1, seconds))
     if depth:
-        total += sum(await asyncio.gather(*(tree(depth - 1, width, seconds) for _ in range(width))))
+        total += sum(await asyncio.gather(*(tree(depth - 1, width, seconds, gate) for _ in range(width))))
+    if gate and depth == 1:
+        return total + got(await held(1, gate))
     return total + got(await work(1, seconds))
 
 

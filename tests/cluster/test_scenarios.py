@@ -96,10 +96,10 @@ async def test_an_orchestrator_dies_while_it_recovers(arena: Arena):
         runs = [await rl.start(flows.gated.with_id(f"r{n}"), "open") for n in range(count)]
         await until(lambda: len(arena.notes(key="held")) == count)
         await cluster.kill("a")
-        await cluster.start("b", recovery={"max_startup_recovery": 10})
+        # However fast it is, it has room for half of them only: it dies before it has recovered the others.
+        await cluster.start("b", recovery={"max_startup_recovery": 10}, max_concurrent_runs=count // 2)
         await until(lambda: arena.resumed("b") >= 20)
         await cluster.kill("b")
-        assert arena.resumed("b") < count
         arena.open_gate("open")
         await cluster.start("c")
         assert await results(runs) == [6] * count
@@ -111,10 +111,11 @@ async def test_a_tree_of_child_flows_is_half_done(arena: Arena):
     depth, width = 3, 3
     async with arena.opened(LONG_TTL) as (cluster, rl):
         await cluster.start("a")
-        run = await rl.start(flows.tree, depth, width, 0.05)
+        run = await rl.start(flows.tree, depth, width, 0.05, "open")
         await until(lambda: len(arena.notes("end")) >= 30)
         await cluster.kill("a")
-        assert len(arena.notes("end")) < 80
+        assert len(arena.notes("end")) < 80  # the gate is closed: 67 at most
+        arena.open_gate("open")
         await cluster.start("b")
         assert await run.result(timeout="60s") == 80
         in_flight = await arena.verify(rl, [run])
@@ -242,10 +243,9 @@ async def test_the_store_restarts_in_the_middle_of_recovering(arena: Arena):
         runs = [await rl.start(flows.gated.with_id(f"r{n}"), "open") for n in range(count)]
         await until(lambda: len(arena.notes(key="held")) == count)
         await cluster.kill("a")
-        await cluster.start("b", recovery={"max_startup_recovery": 10})
+        await cluster.start("b", recovery={"max_startup_recovery": 10}, max_concurrent_runs=count // 2)  # as above
         await until(lambda: arena.resumed("b") >= 20)
         arena.postgres.restart()
-        assert arena.resumed("b") < count
         arena.open_gate("open")
         await _all_end(rl, runs)
         assert {row.status for row in await rows(rl, runs)} == {Status.COMPLETED}
