@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from relight.clock import SYSTEM_CLOCK
-from relight.errors import StoreError
+from relight.errors import RelightError, StoreError
 from relight.retry_pause import RetryPause
 
 MOST_FAILURES = 8  # in a row; with the pauses between them, about ten seconds
@@ -125,6 +125,11 @@ class Part:
                 await work(self)
                 self._stopping = True  # the task returns only when it was asked to stop
                 return
+            except asyncio.CancelledError as error:
+                if _is_being_cancelled():
+                    raise
+                # A driver raised it, or another task's cancellation has come through: nobody has cancelled this task.
+                self.failed(RelightError(f"a cancellation came from inside: {error!r}"))
             except Exception as error:  # noqa: BLE001 - any error: without this task, runs would stand still in silence
                 self.failed(error)
             await self._pause.wait()
@@ -140,13 +145,14 @@ class Part:
 
     def ended(self, _: object) -> None:
         """The task is over. After a cancellation by the program it is not started again: the program probably ends."""
-        if not self._stopping and self.essential:
+        if not self._stopping:
             self.error = "its task was cancelled by the program"
             self._break()
 
     def _break(self) -> None:
         self.broken, self._broken_at = True, SYSTEM_CLOCK.monotonic()
-        self._supervisor.broke(self)
+        if self.essential:
+            self._supervisor.broke(self)
 
     @property
     def health(self) -> PartHealth:
@@ -157,6 +163,11 @@ class Part:
             broken=self.broken,
             error=self.outage or self.error,
         )
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _log(part: Part, error: Exception, pause_seconds: float) -> None:
@@ -215,6 +226,6 @@ class Supervisor:
 
     @property
     def trouble(self) -> str:
-        """Which parts cannot be kept alive, and why; "" if all can."""
-        broken = [part for part in self.parts.values() if part.broken]
+        """Which essential parts cannot be kept alive, and why; "" if all can."""
+        broken = [part for part in self.parts.values() if part.broken and part.essential]
         return "; ".join(f"{part.name} keeps failing: {part.error}" for part in broken)

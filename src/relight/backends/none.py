@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from relight.model.lease import Acquired, Lease, NotOwner, Orphaned, OwnedBy, Process, Released, Session
+from relight.supervisor import Supervisor
 
 
 class NoLeases:
@@ -57,7 +58,7 @@ class NoLeases:
     async def forget_session(self, owner: str) -> None:
         pass
 
-    async def watch_orphans(self) -> AsyncIterator[Orphaned]:
+    async def watch_orphans(self, supervisor: Supervisor | None = None) -> AsyncIterator[Orphaned]:
         await self._closed.wait()
         none: tuple[Orphaned, ...] = ()
         for orphaned in none:

@@ -31,7 +31,7 @@ def health_of(services: Services, live: Sized) -> Health:
     """The health as of now. It reads memory only, so it works also when the store does not answer; from any thread."""
     parts = sorted((part.health for part in list(services.supervisor.parts.values())), key=lambda part: part.name)
     may_drive, fault, refused = services.heartbeats.may_drive, services.recorder.fault, services.threads.refused
-    able = fault is None and not refused and not any(part.failing for part in parts)
+    able = fault is None and not refused and not any(part.failing or part.broken for part in parts)
     return Health(
         ok=(may_drive or not services.config.drive) and able,
         owner=services.owner,

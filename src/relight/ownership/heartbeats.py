@@ -332,7 +332,7 @@ class Heartbeats:
     async def _watch(self, part: Part) -> None:
         """Report which sessions have ended. These reports only wake recovery: without them it is slower, not wrong."""
         while True:
-            async for orphaned in self.leases.watch_orphans():
+            async for orphaned in self.leases.watch_orphans(self._supervisor):
                 part.well()
                 self._call_engine(self._listener.orphans, orphaned)
             await self._wait(WATCH_AGAIN_SECONDS)

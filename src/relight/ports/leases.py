@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from relight.model.lease import Acquired, Lease, NotOwner, Orphaned, OwnedBy, Process, Released, Session
+from relight.supervisor import Supervisor
 
 
 class LeaseManager(Protocol):
@@ -88,7 +89,8 @@ class LeaseManager(Protocol):
         """Delete what is left of a lapsed session that owns no run any more. A fresh session stays."""
         ...
 
-    def watch_orphans(self) -> AsyncIterator[Orphaned]:
+    def watch_orphans(self, supervisor: Supervisor | None = None) -> AsyncIterator[Orphaned]:
         """Report sessions that end or lapse from now on, as soon as that is known: at least once for each, but not this
-        session. After a disconnection some reports may be missing. They only wake: `list_orchestrators` decides."""
+        session. After a disconnection some reports may be missing. They only wake: `list_orchestrators` decides.
+        If a task listens, the `supervisor` keeps it alive."""
         ...

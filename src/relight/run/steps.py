@@ -223,8 +223,10 @@ def _say_changed(run: LiveRun, token: Token, text: str) -> None:
 
 def _say_repeated(op: StepOperation) -> None:
     begun = op.begun
-    if begun is not None and (begun.until is not None or begun.fatal):
+    if begun is not None and begun.fatal:
         return
+    if begun is not None and begun.until is not None and begun.until > op.run.now():
+        return  # it was in its back-off
     run = op.run
     run.services.metrics.steps_repeated.inc()
     run.recovered += 1

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from relight.errors import LeasesUnavailableError
 from relight.model.lease import Acquired, Lease, NotOwner, Orphaned, OwnedBy, Process, Released, Session
 from relight.ports.leases import LeaseManager
+from relight.supervisor import Supervisor
 from relight.testing.crashing_store import CrashPoints
 
 T = TypeVar("T")
@@ -36,8 +37,8 @@ class CrashingLeases:
         self._points.leave(mode, name, LeasesUnavailableError)
         return result
 
-    def watch_orphans(self) -> AsyncIterator[Orphaned]:
-        return self._inner.watch_orphans()
+    def watch_orphans(self, supervisor: Supervisor | None = None) -> AsyncIterator[Orphaned]:
+        return self._inner.watch_orphans(supervisor)
 
     # ---- the port, method by method, as in CrashingStore
 

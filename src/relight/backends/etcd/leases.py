@@ -24,6 +24,7 @@ from relight.backends.etcd.watch import OrphanWatch
 from relight.clock import SYSTEM_CLOCK, Clock
 from relight.errors import LeasesUnavailableError
 from relight.model.lease import Acquired, Lease, NotOwner, Orphaned, OwnedBy, Process, Released, Session
+from relight.supervisor import Supervisor
 
 # A call may take this long at most, and this part of the ttl: a heartbeat that hangs must leave time for another.
 MAX_CALL_SECONDS = 3.0
@@ -227,7 +228,7 @@ class EtcdLeases:
             self._ended.pop(sessions[-1].owner, None)  # this owner's session has begun again
         return sessions + list(self._ended.values())
 
-    def watch_orphans(self) -> AsyncIterator[Orphaned]:
+    def watch_orphans(self, supervisor: Supervisor | None = None) -> AsyncIterator[Orphaned]:
         # The watch begins at the newest known revision, so that nothing is missed while the stream is set up. That
         # revision may be a heartbeat old, so the watch may also report an owner that died shortly before.
         revision = max([self._etcd.revision, *(watch.revision for watch in self._watches)])

@@ -15,6 +15,7 @@ from relight.clock import Clock
 from relight.errors import LeasesUnavailableError
 from relight.model.lease import Acquired, Lease, NotOwner, Orphaned, OwnedBy, Process, Released, Session, ended_sessions
 from relight.model.run import RESUMED_BY_HAND, MessageKind, Run, Status
+from relight.supervisor import Supervisor
 
 
 class MemoryLeases:
@@ -146,7 +147,7 @@ class MemoryLeases:
 
     # ---- watching other sessions
 
-    async def watch_orphans(self) -> AsyncIterator[Orphaned]:
+    async def watch_orphans(self, supervisor: Supervisor | None = None) -> AsyncIterator[Orphaned]:
         self._check()
         watcher = SessionWatcher()
         self._watchers.append(watcher)

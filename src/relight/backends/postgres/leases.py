@@ -36,6 +36,7 @@ from relight.model.lease import (
     ended_sessions,
     session_from,
 )
+from relight.supervisor import Supervisor
 
 T = TypeVar("T")
 
@@ -148,7 +149,7 @@ class PostgresLeases:
 
     # ---- watching other sessions
 
-    async def watch_orphans(self) -> AsyncIterator[Orphaned]:
+    async def watch_orphans(self, supervisor: Supervisor | None = None) -> AsyncIterator[Orphaned]:
         woken = asyncio.Event()
         pushed: set[str] = set()
 
@@ -158,7 +159,7 @@ class PostgresLeases:
 
         listener = None
         if not self._target.pgbouncer:
-            listener = Listener(self._target, f"{self._schema}.sessions", heard, missed=woken.set)
+            listener = Listener(self._target, f"{self._schema}.sessions", heard, woken.set, supervisor)
             self._listeners.add(listener)
         self._watches.add(woken)
         try:

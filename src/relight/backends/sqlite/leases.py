@@ -35,6 +35,7 @@ from relight.model.lease import (
     ended_sessions,
     session_from,
 )
+from relight.supervisor import Supervisor
 
 T = TypeVar("T")
 
@@ -141,7 +142,7 @@ class SqliteLeases:
 
     # ---- watching other sessions
 
-    async def watch_orphans(self) -> AsyncIterator[Orphaned]:
+    async def watch_orphans(self, supervisor: Supervisor | None = None) -> AsyncIterator[Orphaned]:
         before, now = self._look()
         while True:
             await self._wait(before, now)
