@@ -76,7 +76,7 @@ class Job:
         work()
         del work
         if self._pool.ended(self):
-            log(logging.INFO, Token.THREAD_ABANDONED, f"{self.what}: the thread that nobody waited for has ended")
+            log(logging.INFO, Token.THREAD_ABANDONED, f"{self.what}: the abandoned thread has ended")
 
     def abandon(self) -> None:
         """Nothing waits for it any more. If it is being executed, it goes on, but others need not wait for its slot."""
@@ -84,7 +84,8 @@ class Job:
             log(
                 logging.WARNING,
                 Token.THREAD_ABANDONED,
-                f"{self.what}: nobody waits for it any more, but a thread cannot be stopped; it goes on, its slot is free again",
+                f"{self.what}: its result is not needed any more, but a thread cannot be stopped; it goes on, its slot is free "
+                "again",
             )
         if self.slot is not None:
             self.slot.release()
@@ -326,7 +327,7 @@ class Threads:
         self._pause.reset()
         if self._refusing:
             self._refusing = False
-            log(logging.WARNING, Token.THREAD_REFUSED, "nobody waits for a thread any more")
+            log(logging.WARNING, Token.THREAD_REFUSED, "no code waits for a thread any more")
 
     async def call(self, fn: Callable[[], T], current: StepInfo | None, slot: Slot | None = None) -> T:
         """Run a sync body in a thread; CURRENT is `current` there. Cancelling the caller abandons the thread."""

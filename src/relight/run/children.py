@@ -89,7 +89,8 @@ def _open(run: LiveRun, flow: Flow[..., Any], outcome: Outcome) -> tuple[Any, Ba
 
 
 async def _ended_badly(run: LiveRun, scope: Scope, key: str, error: BaseException, what: str) -> BaseException:
-    """A child run has ended without a result: record how, unless the run leaves memory. Returns the caller's error."""
+    """A child run has ended without a result: record how, unless the run leaves memory. Returns the error to raise in the
+    flow that called it."""
     if run.stopping is not None:
         raise Unwind(run.stopping) from None
     if isinstance(error, RunCancelled):

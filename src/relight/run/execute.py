@@ -197,7 +197,8 @@ def _is_retried(run: LiveRun, call: Call, failure: BaseException) -> bool:
 
 
 def _check_return(run: LiveRun, call: Call, scope: Scope, value: Any) -> None:
-    """A flow has returned: check that it has awaited all that it called, and asked for all that its journal has."""
+    """A flow has returned: check that it has awaited all that it called, and asked for every operation that its journal
+    has."""
     next_generation.check_return(run, scope, value)
     left = None if run.replay is None else run.replay.left_in(scope)
     if left is not None and run.cancel_reason is None:

@@ -1,8 +1,8 @@
 """Continuing: a run ends its generation and begins the next under the same id, with new arguments (`continue_as`).
 
 One commit does both: it says that the generation has ended, and replaces the journal by a checkpoint of the one that
-begins (`Commit.next`). A crash before it leaves the old generation, which comes to the same end again on replay; a
-crash after it leaves the new one, which has not begun to do anything.
+begins (`Commit.next`). A crash before the commit leaves the old generation, which comes to the same end again on replay;
+after it, a crash leaves the new generation, whose code has not been called yet.
 
 Messages that no wait has received yet are for the next generation: they stay in the inbox, in the store as in memory.
 If a wait had received a signal and the flow gave up on the wait, the signal is no longer in the store's inbox. Such

@@ -108,7 +108,7 @@ class Operation(asyncio.Future[Any]):
         self.run.services.bodies.start(self.body)
 
     def silence(self) -> None:
-        """Cancel its timer, which must not go off any more: the run leaves memory, or has ended."""
+        """Cancel its timer: the run leaves memory or has ended."""
 
     # ---- what it is doing
 

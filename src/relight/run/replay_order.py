@@ -184,7 +184,8 @@ class Replay:
         return all(known.get(scope) for scope in scopes)
 
     def loosen(self, foreach: str) -> None:
-        """This foreach goes another way than before: what is recorded of its items is kept, and no longer told in its turn."""
+        """The items or the concurrency of this foreach have changed: what is recorded of its items is kept, and no longer
+        told in its turn."""
         inside = foreach + "["
         for key in [key for key in self.recorded if key.startswith(inside)]:
             self.kept[key] = self.recorded.pop(key)

@@ -209,8 +209,8 @@ async def remember(run: LiveRun, state: TreeState, prefix: str) -> None:
 
 def _goes_another_way(run: LiveRun, replay: Replay, key: str) -> bool:
     """The journal has `key` next and the flow has not asked for it. Returns whether a changed foreach explains that:
-    its items have changed, or how many of them are done at once. What the flow asks for in the foreach is then done
-    now, or found among what is kept. What is recorded after that is told after it."""
+    its items or its concurrency have changed. What the flow asks for in the foreach is then done now, or found among
+    what is kept. What is recorded after that is told after it."""
     if replay.anew:
         return True
     run.services.running_loop.give_back()
@@ -236,7 +236,8 @@ def _inside(replay: Replay) -> tuple[str, ...]:
 
 
 def change_foreach(run: LiveRun, replay: Replay, key: str, cut: int = sys.maxsize) -> None:
-    """This foreach goes another way than before: nothing recorded from index `cut` on counts, and the rest is kept."""
+    """The items or the concurrency of this foreach have changed: nothing recorded from index `cut` on counts, and the rest
+    is kept."""
     replay.changed.add(key)
     run.when_live(lambda: run.record(ForeachCut(key, cut, run.now())))
     replay.loosen(key)
