@@ -211,7 +211,7 @@ class Scope:
         return f"{self.prefix}{name}:{count}" if count else self.prefix + name
 
     @property
-    def holds_thread(self) -> bool:
+    def has_thread(self) -> bool:
         """Whether enclosing sync code has a thread, which waits for this scope."""
         scope: Scope | None = self
         while scope is not None and scope.thread is None:

@@ -22,7 +22,7 @@ class ClaimedElsewhere:
         self._next_look = 0.0
         self.others_wrote = False
 
-    def suspect(self) -> None:
+    def look_soon(self) -> None:
         """The lease of this process had lapsed: check the epochs in the next round."""
         self.others_wrote, self._next_look = True, 0.0
 

@@ -78,7 +78,7 @@ def _ended(run: LiveRun, key: str, data: bytes) -> Outcome | None:
         return None
     first = run.children.get(key)
     if first is not None and (first.input_blob or bytes(first.input)) not in (data, blob_digest(data)):
-        return None  # a retried flow went another way: this is not the call that was recorded
+        return None  # a retried flow did something else: this is not the call that was recorded
     return kept
 
 

@@ -336,7 +336,7 @@ async def _invoke(run: LiveRun, call: Call, scope: Scope) -> Any:
     thread: Any = scope.thread
     if thread is not None:
         return await thread.call(lambda: fn(*args, **kwargs), scope)
-    thread = scope.thread = FlowThread(run.services.threads, run.own_turns(), bounded=not scope.holds_thread)
+    thread = scope.thread = FlowThread(run.services.threads, run.own_turns(), bounded=not scope.has_thread)
     return await thread.start(lambda: fn(*args, **kwargs), scope)
 
 

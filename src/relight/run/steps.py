@@ -178,7 +178,7 @@ def _still_valid(op: StepOperation, outcome: Outcome) -> bool:
     run, step, key = op.run, op.step, op.key
     same_arguments = outcome.digest == op.digest
     if not same_arguments and outcome.sequence < run.retried_at(key):
-        return False  # a retried flow went another way: this is not the call that was recorded
+        return False  # a retried flow did something else: this is not the call that was recorded
     policy = run.services.config.recovery.version_mismatch
     if outcome.fingerprint != step.fingerprint:
         what = f"code or options changed ({outcome.fingerprint} → {step.fingerprint})"

@@ -42,6 +42,6 @@ def _record(run: LiveRun, event: ValueRecorded) -> None:
     run.unsettled += 1
 
 
-async def take_on_loop(run: LiveRun, scope: Scope, name: str) -> Any:
+async def get_on_loop(run: LiveRun, scope: Scope, name: str) -> Any:
     """`get_value` for sync code, called on the run's loop."""
     return get_value(run, scope, name)
