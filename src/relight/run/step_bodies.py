@@ -61,11 +61,13 @@ async def do(op: StepOperation) -> None:
         return
     if op.cut_short():
         raise asyncio.CancelledError
-    if run.is_unsettled():  # what the body may act on must be durable first: after a crash it could be different
-        mark = run.unsettled
+    if run.has_seen_not_durable():
+        # What the body may act on must be durable first: after a crash it could be different.
+        mark = run.seen_not_durable
         await run.wait_until_durable()
-        if run.unsettled == mark and run.replay is None:  # otherwise later steps have to wait for what came meanwhile
-            run.unsettled = 0
+        # If the flow has seen more meanwhile, later steps have to wait for that.
+        if run.seen_not_durable == mark and run.replay is None:
+            run.seen_not_durable = 0
     if run.lease_has_lapsed:
         await run.confirm()
     await _attempts(op)

@@ -106,7 +106,7 @@ class StepOperation(Operation):
         self.began = run.now()
         plainly = not (
             not self.step.plain
-            or (run.unsettled and run.is_unsettled())
+            or (run.seen_not_durable and run.has_seen_not_durable())
             or run.lapses != run.heartbeats.lapses  # this line and the next are run.lease_has_lapsed
             or _monotonic() >= run.heartbeats.valid_until
             or self.given_up

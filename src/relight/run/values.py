@@ -39,7 +39,7 @@ def _record(run: LiveRun, event: ValueRecorded) -> None:
     if run.replay is not None:
         run.replay.drawn.append(event.key)
     run.when_live(lambda: run.writer.add(event))
-    run.unsettled += 1
+    run.seen_not_durable += 1
 
 
 async def get_on_loop(run: LiveRun, scope: Scope, name: str) -> Any:
