@@ -68,7 +68,7 @@ class NextGeneration(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     # The prefix of its child runs' ids, with the slash: their rows, items and logs are dropped, and the root's items.
     children: str
     # Whether to drop what is kept of consumed messages, as `checkpoint` does. That is not worth it every time.
-    prune_inbox: bool
+    trim_inbox: bool
 
 
 class Extras(msgspec.Struct, kw_only=True, frozen=True, gc=False):

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _SWALLOWED = (
     "an `except:` or `except BaseException:` around it, or a `return` in a `finally`, has swallowed what it raises"
 )
-PRUNE_EVERY = 100  # generations: how often the inbox forgets what it keeps of consumed messages
+TRIM_EVERY = 100  # generations: how often the inbox forgets what it keeps of consumed messages
 
 
 def request(run: LiveRun, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
@@ -109,8 +109,8 @@ def begin(run: LiveRun, data: bytes) -> None:
     state.apply(0, continued)  # its place is that of the checkpoint
     run.set_running()
     run.writer.add(continued)
-    prune = state.generation % PRUNE_EVERY == 0
-    run.writer.begin_generation(NextGeneration(state=encode_state(state), children=children, prune_inbox=prune))
+    trim = state.generation % TRIM_EVERY == 0
+    run.writer.begin_generation(NextGeneration(state=encode_state(state), children=children, trim_inbox=trim))
     _forget_ends(run)
     run.next = state
     run.enter(ENDING)
