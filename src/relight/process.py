@@ -11,21 +11,21 @@ from pathlib import Path
 
 from relight.model.lease import Process
 
-_LIVES: set[str] = set()  # the open sessions of this process
+_SESSIONS: set[str] = set()  # the owners of this process's open sessions
 _PROC = Path("/proc")
 
 
-def this_process(life: str) -> Process:
-    """This process, in the session `life`, which counts as alive until `mark_dead(life)`."""
-    _LIVES.add(life)
+def this_process(session: str) -> Process:
+    """This process, in this session, which counts as alive until `mark_dead(session)`."""
+    _SESSIONS.add(session)
     pid = os.getpid()
     stat = _stat(pid)
-    return Process(machine=_machine(), pid=pid, started=0 if stat is None else _start_time(stat), life=life)
+    return Process(machine=_machine(), pid=pid, started=0 if stat is None else _start_time(stat), session=session)
 
 
-def mark_dead(life: str) -> None:
+def mark_dead(session: str) -> None:
     """A session of this process is over."""
-    _LIVES.discard(life)
+    _SESSIONS.discard(session)
 
 
 def is_of_this_machine(process: Process) -> bool:
@@ -42,7 +42,7 @@ def is_dead(process: Process) -> bool:
         return not _exists(process.pid)
     started = _start_time(stat)
     if process.pid == os.getpid() and process.started == started:
-        return process.life not in _LIVES
+        return process.session not in _SESSIONS
     return started == 0 or process.started not in (0, started)  # process.started is 0 if it could not be read
 
 

@@ -94,7 +94,7 @@ MEANING: dict[Token, str] = {
     Token.RECOVERY_FAILED: "taking up a run failed for a passing reason; it is tried again",
     Token.FLOW_BLOCKS: "flow code runs for longer than a second without awaiting anything; the line names its place",
     Token.UNWIND_STUCK: "a flow did not let itself be taken out of memory in time and was abandoned",
-    Token.THREAD_ABANDONED: "sync code that nobody waits for any more goes on in its thread; its slot is free again",
+    Token.THREAD_ABANDONED: "sync code whose result is not needed any more goes on in its thread; its slot is free again",
     Token.THREAD_REFUSED: "the system has no thread for sync code, which waits for one; no attempt or timeout counts meanwhile",
     Token.CANCEL_FORCED: "a cancelled run did not finish its clean-up within cancel_grace",
     Token.INTERNAL_ERROR: "a task of the engine itself broke; this is a bug worth reporting, with the traceback",

@@ -117,7 +117,7 @@ async def test_a_client_certificate_serves_everything(guarded, opened, folder):
 @pytest.mark.parametrize(
     ("query", "advice"),
     [
-        ("?ca={0}/authority.pem", "it wants a certificate of ours; give as cert= and key="),
+        ("?ca={0}/authority.pem", "it requires a client certificate; give as cert= and key="),
         ("?ca={0}/authority.pem&cert={0}/foreign.pem&key={0}/foreign.key", "does not accept {0}/foreign.pem"),
         (
             "?ca={0}/stranger.pem&cert={0}/client.pem&key={0}/client.key",

@@ -318,6 +318,14 @@ def test_explain_tells_people(scene):
     assert {"last heartbeat", "lease until", "epoch", "last entry", "at"} <= set(found)
 
 
+def test_explain_says_of_a_run_that_has_ended_nothing_of_what_comes_next(scene):
+    done = relight("explain", "ended", cwd=scene)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()[2:] if line.strip()]
+    assert ["owner", "none"] in rows
+    assert not {"recovery", "at"} & {row[0] for row in rows}
+
+
 def test_explain_gives_json(scene):
     found = answer("explain", "order", "--module", MODULE, cwd=scene)
     assert set(found) == {

@@ -119,7 +119,7 @@ def test_what_follows_from_who_is_listed(
 
 
 def test_a_process_that_is_known_to_be_gone_is_dead_whatever_the_list_is_worth():
-    gone = Process(machine=_machine(), pid=2**22 - 1, started=1, life="x")
+    gone = Process(machine=_machine(), pid=2**22 - 1, started=1, session="x")
     presence = Presence({}, {"a#1": _session("a#1", fresh=True, at=90.0, process=gone)}, 150.0, now=100.0)
     assert not presence.is_alive("a#1")
 

@@ -29,7 +29,7 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 def seen(pid: int) -> Process:
     stat = process._stat(pid)
     assert stat is not None
-    return Process(machine=process._machine(), pid=pid, started=process._start_time(stat), life="theirs")
+    return Process(machine=process._machine(), pid=pid, started=process._start_time(stat), session="theirs")
 
 
 def test_a_session_of_this_process_lives_until_it_is_buried():
@@ -102,3 +102,10 @@ def test_another_users_process_that_proc_does_not_show_is_alive(hiding: Path):
     command = [sys.executable, "-c", ASKING, theirs, str(hiding)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout == "False\n", done.stderr
+
+
+def test_a_session_is_stored_under_the_name_that_older_rows_have():
+    stored = b'{"machine":"here","pid":7,"started":8,"life":"a#1","trouble":""}'
+    read = msgspec.json.decode(stored, type=Process)
+    assert read.session == "a#1"
+    assert msgspec.json.encode(read) == stored

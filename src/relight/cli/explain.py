@@ -65,7 +65,7 @@ def _print(found: Explanation) -> None:
     facts = Table(show_header=False, box=None, pad_edge=False)
     facts.add_column(style="dim")
     facts.add_column(overflow="fold")
-    owner = "nobody" if found.owner is None else f"{found.owner} ({'alive' if found.owner_alive else 'not alive'})"
+    owner = "none" if found.owner is None else f"{found.owner} ({'alive' if found.owner_alive else 'not alive'})"
     facts.add_row("flow", escape(found.flow))
     facts.add_row("owner", escape(owner))
     if found.lease_expires_at is not None:
@@ -82,9 +82,10 @@ def _print(found: Explanation) -> None:
         facts.add_row("unread", escape(message))
     for one in found.steps:
         facts.add_row(f"step {one.state}", escape(step_text(one)))
-    facts.add_row("recovery would", escape(f"{found.plan.action.value}: {found.plan.reason}"))
-    if found.plan.resumes_at:
-        facts.add_row("at", escape(found.plan.resumes_at))
+    if not found.status.terminal:
+        facts.add_row("recovery would", escape(f"{found.plan.action.value}: {found.plan.reason}"))
+        if found.plan.resumes_at:
+            facts.add_row("at", escape(found.plan.resumes_at))
     for line in found.events:
         facts.add_row(local_time(line.at), escape(f"[{line.token}] {line.text}"))
     console.print(facts)

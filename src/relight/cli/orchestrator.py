@@ -14,8 +14,8 @@ from relight.cli.terminal import fail
 from relight.engine import Relight
 from relight.errors import ConfigError, RelightError
 
-# Stopping takes at most shutdown_grace and this, whatever servers and flows do. Without a limit, a step that swallows
-# its cancellation, or a thread of a library, would keep the process alive for ever.
+# Stopping takes at most shutdown_grace plus this time, even if a server or a flow hangs. Without a limit, a step that
+# swallows its cancellation, or a thread of a library, would keep the process alive for ever.
 STUCK_SECONDS = 15.0
 STDERR = 2
 

@@ -28,7 +28,7 @@ from relight.model.run import ForeachProgress, Run
 SHOWN_FOREACHS = 20
 
 
-class Asked(msgspec.Struct, frozen=True):
+class Listing(msgspec.Struct, frozen=True):
     """Which page of which operations is listed."""
 
     every_kind: bool
@@ -71,16 +71,16 @@ def show(
 ) -> None:
     """Show one run: where it is and how far it has come; its steps with --steps, --all or --failed."""
     lists = steps or every_kind or failed or newest or after is not None
-    asked = Asked(every_kind=every_kind, failed=failed, newest=newest, limit=limit, after=after)
+    listing = Listing(every_kind=every_kind, failed=failed, newest=newest, limit=limit, after=after)
     with looking(db) as rl:
-        found = _look(rl, run, asked if lists else None)
+        found = _look(rl, run, listing if lists else None)
     if as_json:
         print(json.dumps(_as_dict(found, traceback=traceback), indent=2))
     else:
-        _print(found, asked, traceback=traceback)
+        _print(found, listing, traceback=traceback)
 
 
-def _look(rl: BlockingRelight, run: str, asked: Asked | None) -> Found:
+def _look(rl: BlockingRelight, run: str, listing: Listing | None) -> Found:
     row = rl.call(rl.relight.row(run))
     services = rl.relight.services
     found = Found(
@@ -89,7 +89,7 @@ def _look(rl: BlockingRelight, run: str, asked: Asked | None) -> Found:
         journal_bytes=rl.call(services.store.journal_bytes(row.root_id)),
         now=services.clock.now(),
     )
-    if asked is None and found.journal_bytes > SMALL_JOURNAL_BYTES:
+    if listing is None and found.journal_bytes > SMALL_JOURNAL_BYTES:
         return found
     try:
         state = rl.call(read_state(rl.relight, row))
@@ -97,16 +97,16 @@ def _look(rl: BlockingRelight, run: str, asked: Asked | None) -> Found:
         found.trouble = str(error)
         return found
     found.state, found.counts = state, count_steps(state, row, found.now)
-    if asked is not None:
+    if listing is not None:
         found.page = page(
             state,
             row,
             found.now,
-            limit=asked.limit,
-            cursor=asked.after,
-            failed=asked.failed,
-            newest=asked.newest,
-            every_kind=asked.every_kind,
+            limit=listing.limit,
+            cursor=listing.after,
+            failed=listing.failed,
+            newest=listing.newest,
+            every_kind=listing.every_kind,
         )
     return found
 
@@ -155,7 +155,7 @@ def operation_as_dict(one: OperationReport, *, traceback: bool = False) -> dict[
     }
 
 
-def _print(found: Found, asked: Asked, *, traceback: bool) -> None:
+def _print(found: Found, listing: Listing, *, traceback: bool) -> None:
     console, row = make_console(), found.row
     error = payload(row.error, "")
     console.print(_facts(found, error))
@@ -165,7 +165,7 @@ def _print(found: Found, asked: Asked, *, traceback: bool) -> None:
         console.print(f"[red]its journal cannot be read:[/red] {escape(found.trouble)}")
     if found.page is not None:
         console.print()
-        _print_page(console, found.page, asked, traceback=traceback)
+        _print_page(console, found.page, listing, traceback=traceback)
     elif found.trouble is None:
         console.print("\n[dim]--steps lists its steps, --all every operation, --failed what has failed[/dim]")
 
@@ -208,9 +208,9 @@ def _progress_text(one: ForeachProgress) -> str:
     return f"{one.done}{total} done{failed} ({one.key})"
 
 
-def _print_page(console: Console, shown: StepPage, asked: Asked, *, traceback: bool) -> None:
+def _print_page(console: Console, shown: StepPage, listing: Listing, *, traceback: bool) -> None:
     if not shown.steps:
-        console.print("nothing to list" if asked.after is None else "nothing more")
+        console.print("nothing to list" if listing.after is None else "nothing more")
         return
     console.print(_table(shown.steps))
     if traceback:

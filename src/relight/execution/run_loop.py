@@ -2,8 +2,8 @@
 
 It is a queue of ready callbacks and nothing else. Nothing wakes it: the run tells the flow one outcome, and pumps the
 loop until the queue is empty. Then the flow is *at rest*: it has done all that it does with what it was told, and
-nothing more happens before it is told something. The same outcomes in the same order make the flow go the same way,
-live and on replay, because nothing else gets in.
+nothing more happens before it is told something. With the same outcomes in the same order, the flow does the same, live
+and on replay, because nothing else gets in.
 
 Time passes only through the run: `call_later` and `call_at`, and so asyncio.sleep, asyncio.timeout and asyncio.wait_for, are
 timers of the run, which are journaled (`Host.start_timer`). `time()` stands still in between.

@@ -1,9 +1,9 @@
 """Which event loop is the running one in the program's thread: the program's own, or that of the run whose flow code is being
 executed.
 
-Changing it costs as much as a tenth of a short step, so it is changed no more often than necessary. Executing a run's
-ready code makes the run's loop the running one. It stays so until the next run of a batch replaces it. Code that needs
-the program's loop again, or returns to the program, calls `give_back` first.
+A change costs up to a tenth of a short step, so the running loop is changed no more often than necessary. Executing a
+run's ready code makes the run's loop the running one. It stays so until the next run of a batch replaces it. Code that
+needs the program's loop again, or returns to the program, calls `give_back` first.
 """
 
 from __future__ import annotations

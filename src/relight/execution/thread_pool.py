@@ -37,11 +37,11 @@ Worker = queue.SimpleQueue["Job | None"]  # a thread's queue: what it executes n
 class Slot:
     """The right to have one thread execute something. Any thread may release it. Only the first release counts."""
 
-    __slots__ = ("_held", "_pool", "bounded", "worker")
+    __slots__ = ("_in_use", "_pool", "bounded", "worker")
 
     def __init__(self, pool: Threads, *, bounded: bool = True) -> None:
         self._pool = pool
-        self._held = True
+        self._in_use = True
         self.bounded = bounded  # False: it is not one of the limited number
         self.worker: Worker | None = None  # a thread that is kept for what the slot will execute
 
@@ -51,7 +51,7 @@ class Slot:
 
     def drop(self) -> bool:
         """Under the pool's lock: give it back. Returns whether it was in use until now."""
-        in_use, self._held = self._held, False
+        in_use, self._in_use = self._in_use, False
         return in_use
 
 
@@ -76,7 +76,7 @@ class Job:
         work()
         del work
         if self._pool.ended(self):
-            log(logging.INFO, Token.THREAD_ABANDONED, f"{self.what}: the thread that nobody waited for has ended")
+            log(logging.INFO, Token.THREAD_ABANDONED, f"{self.what}: the abandoned thread has ended")
 
     def abandon(self) -> None:
         """Nothing waits for it any more. If it is being executed, it goes on, but others need not wait for its slot."""
@@ -84,7 +84,8 @@ class Job:
             log(
                 logging.WARNING,
                 Token.THREAD_ABANDONED,
-                f"{self.what}: nobody waits for it any more, but a thread cannot be stopped; it goes on, its slot is free again",
+                f"{self.what}: its result is not needed any more, but a thread cannot be stopped; it goes on, its slot is free "
+                "again",
             )
         if self.slot is not None:
             self.slot.release()
@@ -300,18 +301,18 @@ class Threads:
         with self._lock:
             self._refused.append(go)
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self.loop.call_soon_threadsafe(self._ask_later)
+            self.loop.call_soon_threadsafe(self._retry_later)
         return go
 
     def _wait_no_more(self, go: Callable[[Worker], None]) -> None:
         with self._lock, contextlib.suppress(ValueError):  # `go` has been called
             self._refused.remove(go)
 
-    def _ask_later(self) -> None:
+    def _retry_later(self) -> None:
         if self._timer is None:
-            self._timer = self.loop.call_later(self._pause.next(), self._ask_again)
+            self._timer = self.loop.call_later(self._pause.next(), self._retry)
 
-    def _ask_again(self) -> None:
+    def _retry(self) -> None:
         """On the loop: find threads for those that wait. One may have become free in the moment in which they began to
         wait. Otherwise try to start new ones."""
         self._timer = None
@@ -320,13 +321,13 @@ class Threads:
                 worker = self._idle.pop() if self._idle else None
             worker = worker or self._new()
             if worker is None:
-                self._ask_later()
+                self._retry_later()
                 return
             self._rest(worker)
         self._pause.reset()
         if self._refusing:
             self._refusing = False
-            log(logging.WARNING, Token.THREAD_REFUSED, "nobody waits for a thread any more")
+            log(logging.WARNING, Token.THREAD_REFUSED, "no code waits for a thread any more")
 
     async def call(self, fn: Callable[[], T], current: StepInfo | None, slot: Slot | None = None) -> T:
         """Run a sync body in a thread; CURRENT is `current` there. Cancelling the caller abandons the thread."""

@@ -1,9 +1,9 @@
 """Flow code that the garbage collector runs.
 
 If a begun coroutine is lost in a reference cycle, the garbage collector ends it: it raises GeneratorExit in the
-coroutine, which runs the coroutine's clean-up code. That can happen in the midst of any other code, perhaps of another
-run. An operation that the clean-up code asks for must not be done for the run that was interrupted. So the operation
-waits for ever. Python then gives the coroutine up and reports it (`sys.unraisablehook`).
+coroutine, which runs the coroutine's clean-up code. That can happen at any moment, while other code runs, perhaps that
+of another run. An operation that the clean-up code asks for must not be done for the run that was interrupted. So the
+operation waits for ever. Python then gives the coroutine up and reports it (`sys.unraisablehook`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Payloads: values on their way into the journal and back.
 
-Rule 10: a payload is data. It is JSON, typed by the annotations of the function it belongs to. A value that would
-not come back as it is is refused here, when it is journaled: at recovery it would be too late.
+Rule 10: a payload is data. It is JSON, typed by the annotations of the function it belongs to. A value that would come
+back changed is refused here, when it is journaled: at recovery it would be too late.
 
     ValueCodec       one value by one annotation: a step's result, a signal's payload
     ArgumentsCodec   a call's arguments by the signature: a flow's input, the digest of a step's input

@@ -162,7 +162,8 @@ class Scope:
         # The run's cancellation was raised here, or in a branch of this code that ended with it: this is clean-up now.
         self.cancel_seen: bool = parent is not None and parent.in_clean_up
         self.heard = False  # of a task: the cancellation was raised in the task, which is not cancelled again
-        self.informed = False  # the cancellation was raised in a branch of this code, and will come from there
+        # A branch of this code has raised the cancellation, which reaches this code when the branch ends.
+        self.informed = False
 
     @property
     def branch(self) -> Scope:
@@ -210,7 +211,7 @@ class Scope:
         return f"{self.prefix}{name}:{count}" if count else self.prefix + name
 
     @property
-    def holds_thread(self) -> bool:
+    def has_thread(self) -> bool:
         """Whether enclosing sync code has a thread, which waits for this scope."""
         scope: Scope | None = self
         while scope is not None and scope.thread is None:

@@ -1,8 +1,8 @@
 """Why a value does not survive being journaled: which part of it is lost, and what to do about it.
 
 This is slow, plain Python. The fast check whether a value survives is to encode, decode and compare it (`payloads`).
-Only a value that fails that check comes here. This module explains why, or accepts it if its classes just do not
-compare.
+Only a value that fails that check comes here. This module explains why, or accepts it, if only a comparison of its
+classes is missing.
 
 Two searches, each returning the first `Loss`:
 

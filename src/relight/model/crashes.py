@@ -1,7 +1,7 @@
 """Crashes: what a run's journal says about the deaths of its processes since its last progress.
 
-A process that dies stops all its runs, and nobody can know which of them has killed it. So each run counts that death.
-Runs that count several deaths in a row without progress are suspects, and are tried apart from each other: see
+A process that dies stops all its runs, and Relight cannot know which run caused the death. So each run counts that
+death. Runs that count several deaths in a row without progress are suspects, and are tried apart from each other: see
 model/decisions.py.
 """
 

@@ -143,7 +143,7 @@ def is_suspect(facts: Facts) -> bool:
 
 
 def _try(facts: Facts) -> Decision:
-    """Half of the suspects that come together are tried, at least one, as soon as no other suspects are on trial."""
+    """Of the suspects found together, half are tried, at least one, as soon as no other suspects are on trial."""
     seconds = 2 * facts.lived_seconds if facts.crashed else facts.trial_seconds
     seconds = min(max(seconds, SHORTEST_TRIAL_SECONDS), LONGEST_TRIAL_SECONDS)
     tried = 0 if facts.on_trial else max(facts.suspects // 2, 1)

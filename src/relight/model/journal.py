@@ -116,7 +116,7 @@ class RunResumed(Event, tag="resumed"):
 class CancelRequested(Event, tag="cancel"):
     """The run is cancelled, from here on. `unheard`: operations whose end was recorded before this entry, and which the
     flow had not been told when the request came. It is never told: these operations end here, with the cancellation, so
-    that clean-up begins where the flow was."""
+    that clean-up begins at the point that the flow had reached."""
 
     reason: str
     at: float
@@ -177,7 +177,7 @@ class OperationCancelled(Event, tag="interrupted"):
     Or, `by_flow`: the flow gave up on the operation, by a timeout or task.cancel(). If the operation's end was recorded
     before this entry, it came too late: the flow was never told. Otherwise this entry is its end: the work that it had
     begun was cancelled and has ended. `again`: the flow had given up on it before and was waiting for that work to end;
-    now it gave up on that wait as well.
+    then the flow also stopped waiting for that work.
     """
 
     by_flow: bool = False

@@ -8,23 +8,23 @@ from typing import Any
 import msgspec
 
 
-class Process(msgspec.Struct, frozen=True):
+class Process(msgspec.Struct, frozen=True, rename={"session": "life"}):
     """One process of one machine, so that other processes on the same machine can find out whether it is dead."""
 
     machine: str = ""  # boot and pid namespace; "" when unknown
     pid: int = 0
     started: int = 0  # the system's own start time of that pid: pids are used again
-    life: str = ""  # the session's token, for sessions of one process
+    session: str = ""  # its owner, "name#token", to tell the sessions of one process apart; stored as "life"
     trouble: str = ""  # what the process reports to be wrong with itself: parts that keep failing
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """One life of an orchestrator, from its opening to its end: what its heartbeats keep alive.
+    """The time from one opening of an orchestrator to its end. Its heartbeats keep it alive.
 
     Times are those of the lease manager's clock, and `fresh` was judged by it: never compare them with this machine's.
     """
 
-    owner: str  # "name#token": the name stays across restarts, the token is new for every life
+    owner: str  # "name#token": the name stays across restarts, the token is new for every session
     process: Process = Process()
     started_at: float
     heartbeat_at: float

@@ -56,8 +56,8 @@ class TreeState(msgspec.Struct):
         _FOLD[kind](self, sequence, event)
 
     def end(self, key: str, outcome: Outcome) -> None:
-        """Record an ending. A step that was executed again because its code had changed keeps its place in the order:
-        the flow is told its outcome there again. An outcome from an earlier attempt of the flow has no place."""
+        """Record an ending. A step that was executed again because its code had changed keeps its position: on replay
+        the flow is told the new outcome at that position. An outcome from an earlier attempt of the flow has none."""
         begun = self.open.pop(key, None)
         if begun is not None:
             outcome.began = begun.began or begun.at or outcome.began
@@ -80,7 +80,7 @@ class TreeState(msgspec.Struct):
         return retried_at(self.retried, key)
 
     def is_kept(self, key: str, outcome: Outcome) -> bool:
-        """Whether this outcome has no place in the order any more, so that the flow is told it whenever it asks for the
+        """Whether this outcome has no position any more, so that the flow is told it whenever it asks for the
         operation: an earlier attempt of the flow finished it, or it belongs to a foreach whose items have changed."""
         if self.cuts and any(key.startswith(foreach + "[") for foreach in self.cuts):
             return True

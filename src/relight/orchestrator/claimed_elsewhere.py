@@ -22,15 +22,15 @@ class ClaimedElsewhere:
         self._next_look = 0.0
         self.others_wrote = False
 
-    def suspect(self) -> None:
-        """The lease of this process had lapsed: look in the next pass, in any case."""
+    def look_soon(self) -> None:
+        """The lease of this process had lapsed: check the epochs in the next round."""
         self.others_wrote, self._next_look = True, 0.0
 
     async def look(self) -> None:
-        """Called in every pass of the orchestrator."""
+        """Called in every round of the orchestrator."""
         now = self._services.loop.time()
         if not self.others_wrote or now < self._next_look:
-            return  # too early: the next pass comes in a few seconds in any case
+            return  # too early: the next round comes in a few seconds in any case
         self.others_wrote, self._next_look = False, now + LOOK_SECONDS
         for row in await self._services.store.get_runs(list(self._live)):
             run = self._live.get(row.id)

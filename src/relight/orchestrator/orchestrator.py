@@ -146,7 +146,7 @@ class Orchestrator:
         for run in list(self.live.values()):
             leaving.hurry(run, grace)  # if it is leaving already, with a longer grace perhaps
             self.services.background.start(
-                self._let_go(run, grace, "its orchestrator could not renew its lease"), "adrift", run.broke
+                self._let_go(run, grace, "its orchestrator could not renew its lease"), "let-go", run.broke
             )
 
     def lease_regained(self, lapsed: bool) -> None:
@@ -154,7 +154,7 @@ class Orchestrator:
         self.waker.look_for_messages()
         self.waker.look_for_lost()
         if lapsed:
-            self.claimed_elsewhere.suspect()
+            self.claimed_elsewhere.look_soon()
         for run_id in self.live:
             self.services.heartbeats.attach(run_id)
 

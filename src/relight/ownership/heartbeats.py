@@ -92,9 +92,9 @@ class Heartbeats:
         """Whether runs may be driven and claimed."""
         return not self._lost and self._monotonic() < self.valid_until
 
-    async def start(self, heir: LeaseListener) -> None:
+    async def start(self, listener: LeaseListener) -> None:
         """Begin the session. Raises what its first heartbeat raises."""
-        self._listener = heir
+        self._listener = listener
         self._engine = asyncio.get_running_loop()
         self._ready = self._engine.create_future()
         thread = threading.Thread(target=self._run, name="relight-heartbeats", daemon=True)

@@ -25,8 +25,9 @@ ends a pause. So the store knows which runs have messages to receive, and no pro
 an owner, that owner delivers the message; when it lets go of the run, the store compares the inbox with what was
 received (`RunChange.heard`).
 
-A run that lives for ever would grow for ever. With `Commit.next` it begins anew: a checkpoint replaces its journal in the same
-transaction, and the rows of its child runs are deleted. Its own row, its inbox and its log stay.
+With `Commit.next` a run begins anew: a checkpoint replaces its journal in the same transaction, and the rows of its child
+runs are deleted. Its own row, its inbox and its log stay. Without it, the journal of an endless run would grow without
+bound.
 
 A fenced or refused commit never fails the others in its batch. If the transaction itself fails, `commit` raises
 StoreUnavailableError and the caller does not know whether it was written. Committing the same batch again is then safe,
@@ -67,7 +68,7 @@ class NextGeneration(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     # The prefix of its child runs' ids, with the slash: their rows, items and logs are dropped, and the root's items.
     children: str
     # Whether to drop what is kept of consumed messages, as `checkpoint` does. That is not worth it every time.
-    prune_inbox: bool
+    trim_inbox: bool
 
 
 class Extras(msgspec.Struct, kw_only=True, frozen=True, gc=False):
@@ -331,8 +332,9 @@ class ExecutionJournal(Protocol):
         ...
 
     async def list_active_roots(self, owner: str, after: str | None, limit: int) -> list[Run]:
-        """Unfinished roots that have this owner, alive or dead, in the order of their creation; a paused one was about
-        to go on. `after` is the last id of the previous page. The cost depends only on the runs returned."""
+        """Unfinished roots that have this owner, alive or dead, in the order of their creation; a paused run with an owner
+        was about to be resumed. `after` is the last id of the previous page. The cost depends only on the runs
+        returned."""
         ...
 
 

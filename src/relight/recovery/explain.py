@@ -108,7 +108,7 @@ def _message_in_words(message: Message) -> str:
 def _pending(known: Known, now: float) -> str:
     row = known.row
     if row.owner is not None:
-        return f"was accepted and {_hold_in_words(known, now)}"
+        return f"was accepted and {_owner_in_words(known, now)}"
     if row.wake_at is not None and row.wake_at > now and known.decision.action is Action.LEAVE:
         return f"waits until {_time(row.wake_at)} at the latest: {known.decision.reason}"
     since = "" if row.wake_at is None else f", for {_ago(now - row.wake_at)} now,"
@@ -120,10 +120,10 @@ def _pending(known: Known, now: float) -> str:
 
 
 def _running(known: Known, now: float) -> str:
-    return f"is running and {_hold_in_words(known, now)}"
+    return f"is running and {_owner_in_words(known, now)}"
 
 
-def _hold_in_words(known: Known, now: float) -> str:
+def _owner_in_words(known: Known, now: float) -> str:
     """Which process drives the run, and whether that process is alive."""
     row, session = known.row, known.session
     if row.owner is None:
@@ -158,7 +158,7 @@ def _waiting(known: Known, now: float) -> str:
     what = "; ".join(pending[:3]) + (f" and {len(pending) - 3} more" if len(pending) > 3 else "")
     what = what or "a time or a message"
     if row.owner is not None:
-        return f"waits for {what}, and {_hold_in_words(known, now)}"
+        return f"waits for {what}, and {_owner_in_words(known, now)}"
     due = "" if row.wake_at is None else f"; due at {_time(row.wake_at)}"
     if row.wake_at is not None and row.wake_at <= now:
         due = f"; due for {_ago(now - row.wake_at)}, as soon as an orchestrator has room"
@@ -168,7 +168,7 @@ def _waiting(known: Known, now: float) -> str:
 def _paused(known: Known, now: float) -> str:
     row = known.row
     if row.owner is not None:
-        return f"was about to go on after a pause, and {_hold_in_words(known, now)}"
+        return f"was about to go on after a pause, and {_owner_in_words(known, now)}"
     if row.hold is Hold.USER and row.reason.startswith("paused by request"):
         return f"was {row.reason}"
     kind = {

@@ -32,7 +32,7 @@ def facts_of(
     """What is known of a run, for `decide`. Without `state`, facts from the journal decide nothing yet. `session` is
     that of its owner. `alive`: the owner is alive, or not known to be dead (see ownership/liveness.py). `resumed`: a
     person has resumed the run. `ours`: decide as if this process may go on with the run. The plan and explain pass
-    False for a run that nobody has resumed or cancelled: they show what happens without further action."""
+    False for a run whose inbox has no request to resume or cancel it: they show what happens without further action."""
     config = services.config.recovery
     now = services.clock.now()
     crashes = NO_CRASHES if state is None else state.crashes

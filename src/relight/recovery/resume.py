@@ -35,7 +35,7 @@ async def resume(orchestrator: RunsInMemory, run_id: str) -> None:
 
 def _refuse(known: Known, services: Services) -> None:
     """Raise RunStateError if there is nothing to resume. While recovery is off, a run without an owner can be resumed,
-    since it does not go on by itself."""
+    because no process takes it up automatically."""
     row = known.row
     if row.status is Status.CANCELLED and row.hold is Hold.RECOVERY:
         return

@@ -53,7 +53,8 @@ class Freed:
         return found, len(unknown) == limit
 
     async def _understood(self, rows: list[Run]) -> list[Run]:
-        """Read the runs without claiming them: two old versions would claim such a run from each other for ever."""
+        """Read the runs without claiming them: otherwise two processes of old versions would claim such a run in turns,
+        without end."""
         if not rows:
             return []
         ids = [row.id for row in rows]

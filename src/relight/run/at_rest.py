@@ -55,7 +55,7 @@ def woken_from_outside(run: LiveRun) -> None:
 
 def spins(run: LiveRun) -> bool:
     """The flow has not come to rest. After SPINNING callbacks it is told the next outcome all the same, live and on
-    replay alike. Returns whether it was told something."""
+    replay alike. Returns whether the flow was told an outcome or a mark."""
     run.spun += MOST_CALLBACKS
     if run.spun < SPINNING:
         return False

@@ -8,8 +8,8 @@ are in clean-up (`Scope.cancel_seen`), and their operations are ordinary ones, w
 not heard of the cancellation yet gets RunCancelled from the next operation that it begins.
 
 The end of an operation may be recorded before the request, without the flow having been told. The flow gets
-RunCancelled all the same (`CancelRequested.unheard`). If it were told the end first, it would go on to its clean-up,
-and the cancellation would hit that instead.
+RunCancelled all the same (`CancelRequested.unheard`). If the flow were told the end first, it would go on, perhaps into
+its own clean-up. Then the cancellation would interrupt that clean-up.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def _count(operation: Operation, task: FlowTask[Any] | None) -> None:
 
 
 def give_up(run: LiveRun) -> None:
-    """Nothing in the run can wake its flow: cancel its code. Only here are tasks of a cancelled run cancelled again."""
+    """Nothing in the run can wake its flow: cancel its code. This is the only place that cancels tasks of a cancelled run
+    a second time."""
     if run.main is not None and not run.cancelled:
         run.main.cancel()
     elif run.cancelled:

@@ -1,4 +1,4 @@
-"""Checkpoint: fold a long journal into one snapshot and drop the entries under it.
+"""Checkpoint: fold a long journal into one snapshot and delete the entries that it replaces.
 
 The snapshot is made from the store, not from memory: a run keeps no copy of its own past. The next one is due when the tail
 has grown by `checkpoint.every` entries and by a quarter of what the snapshot holds, so that a run of n steps writes O(n)

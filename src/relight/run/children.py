@@ -78,7 +78,7 @@ def _ended(run: LiveRun, key: str, data: bytes) -> Outcome | None:
         return None
     first = run.children.get(key)
     if first is not None and (first.input_blob or bytes(first.input)) not in (data, blob_digest(data)):
-        return None  # a retried flow went another way: this is not the call that was recorded
+        return None  # a retried flow did something else: this is not the call that was recorded
     return kept
 
 
@@ -89,7 +89,8 @@ def _open(run: LiveRun, flow: Flow[..., Any], outcome: Outcome) -> tuple[Any, Ba
 
 
 async def _ended_badly(run: LiveRun, scope: Scope, key: str, error: BaseException, what: str) -> BaseException:
-    """A child run has ended without a result: record how, unless the run leaves memory. Returns the caller's error."""
+    """A child run has ended without a result: record how, unless the run leaves memory. Returns the error to raise in the
+    flow that called it."""
     if run.stopping is not None:
         raise Unwind(run.stopping) from None
     if isinstance(error, RunCancelled):

@@ -197,7 +197,8 @@ def _is_retried(run: LiveRun, call: Call, failure: BaseException) -> bool:
 
 
 def _check_return(run: LiveRun, call: Call, scope: Scope, value: Any) -> None:
-    """A flow has returned: check that it has awaited all that it called, and asked for all that its journal has."""
+    """A flow has returned: check that it has awaited all that it called, and asked for every operation that its journal
+    has."""
     next_generation.check_return(run, scope, value)
     left = None if run.replay is None else run.replay.left_in(scope)
     if left is not None and run.cancel_reason is None:
@@ -335,7 +336,7 @@ async def _invoke(run: LiveRun, call: Call, scope: Scope) -> Any:
     thread: Any = scope.thread
     if thread is not None:
         return await thread.call(lambda: fn(*args, **kwargs), scope)
-    thread = scope.thread = FlowThread(run.services.threads, run.own_turns(), bounded=not scope.holds_thread)
+    thread = scope.thread = FlowThread(run.services.threads, run.own_turns(), bounded=not scope.has_thread)
     return await thread.start(lambda: fn(*args, **kwargs), scope)
 
 

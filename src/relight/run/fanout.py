@@ -58,7 +58,8 @@ async def foreach(
     todo = [_Item(key, index, value, digest) for index, (value, digest) in enumerate(_digests(key, items, each))]
     codec = each.result if isinstance(each, Definition) else ValueCodec(return_annotation(each), f"result of {key}")
     changed = _forget_changed(run, scope, key, todo, sequential=concurrency == 1)
-    # If all items have ended, the totals are written. But those of no items may have been lost with a crash.
+    # If all items have ended, their commits contain the totals. A foreach without items has no such commit, so its totals
+    # are written again.
     if (
         changed
         or not todo
@@ -88,7 +89,8 @@ async def foreach(
     else:
         await _branches(run, scope, [work] * min(concurrency, len(todo)))
     if failures:
-        # Items under way could finish, so that the journal has them. An Unwind goes before an item's own error.
+        # Items under way could finish, so that the journal has them. An Unwind is raised in preference to an item's
+        # error.
         raise next((error for error in failures if isinstance(error, Unwind)), failures[0])
     return results
 
@@ -112,8 +114,8 @@ def _digests(key: str, items: list[Any], each: Any) -> Iterator[tuple[Any, str]]
 
 def _forget_changed(run: LiveRun, scope: Scope, key: str, todo: list[_Item], sequential: bool) -> bool:
     """On replay: what is recorded of an item counts only if the item is still there, at the same position and with the
-    same content. In a sequential foreach, what was done after a changed or missing item does not count either, since it
-    followed on the old item. Returns whether anything was forgotten."""
+    same content. In a sequential foreach, what was done after a changed or missing item does not count either, because
+    it was done after the old item. Returns whether anything was forgotten."""
     replay = run.replay
     if replay is None:
         return False

@@ -320,7 +320,7 @@ class LiveRun(RunRecord, Asking):
 
     def begun(self, key: str) -> Open | None:
         """What the journal has of an operation that had begun and not ended."""
-        return self.left_open.pop(key, None) if self.replay is None else self.replay.asked(key)
+        return self.left_open.pop(key, None) if self.replay is None else self.replay.take_begun(key)
 
     def when_live(self, action: Callable[[], None]) -> None:
         """Do it now, or when replay is over, so that a run that is held during replay has done nothing new."""

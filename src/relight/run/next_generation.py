@@ -1,8 +1,8 @@
 """Continuing: a run ends its generation and begins the next under the same id, with new arguments (`continue_as`).
 
 One commit does both: it says that the generation has ended, and replaces the journal by a checkpoint of the one that
-begins (`Commit.next`). A crash before it leaves the old generation, which comes to the same end again on replay; a
-crash after it leaves the new one, which has not begun to do anything.
+begins (`Commit.next`). A crash before the commit leaves the old generation, which comes to the same end again on replay;
+after it, a crash leaves the new generation, whose code has not been called yet.
 
 Messages that no wait has received yet are for the next generation: they stay in the inbox, in the store as in memory.
 If a wait had received a signal and the flow gave up on the wait, the signal is no longer in the store's inbox. Such
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _SWALLOWED = (
     "an `except:` or `except BaseException:` around it, or a `return` in a `finally`, has swallowed what it raises"
 )
-PRUNE_EVERY = 100  # generations: how often the inbox forgets what it keeps of consumed messages
+TRIM_EVERY = 100  # generations: how often the inbox forgets what it keeps of consumed messages
 
 
 def request(run: LiveRun, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
@@ -106,8 +106,8 @@ def begin(run: LiveRun, data: bytes) -> None:
     state.apply(0, continued)  # its place is that of the checkpoint
     run.set_running()
     run.writer.add(continued)
-    prune = state.generation % PRUNE_EVERY == 0
-    run.writer.begin_generation(NextGeneration(state=encode_state(state), children=children, prune_inbox=prune))
+    trim = state.generation % TRIM_EVERY == 0
+    run.writer.begin_generation(NextGeneration(state=encode_state(state), children=children, trim_inbox=trim))
     _forget_ends(run)
     run.next = state
     run.enter(ENDING)

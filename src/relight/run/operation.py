@@ -108,7 +108,7 @@ class Operation(asyncio.Future[Any]):
         self.run.services.bodies.start(self.body)
 
     def silence(self) -> None:
-        """Cancel its timer, which must not go off any more: the run leaves memory, or has ended."""
+        """Cancel its timer: the run leaves memory or has ended."""
 
     # ---- what it is doing
 
@@ -138,7 +138,7 @@ class Operation(asyncio.Future[Any]):
             # The work is done, but the flow is never told. Replay must know that before a later step takes effect.
             for key in self.entries:
                 self.run.record(OperationCancelled(key, True, self.given_up, self.run.now()))
-            self.run.unsettled += 1
+            self.run.seen_not_durable += 1
             self.take_back()
         elif self.lingers and (self.run.replay is None or self.run.replay.lets_linger(self)):
             self.given_up = True

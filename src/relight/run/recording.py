@@ -53,10 +53,10 @@ class RunRecord:
         "path",
         "phase",
         "row",
+        "seen_not_durable",
         "services",
         "status",
         "stopping",
-        "unsettled",
         "writer",
     )
 
@@ -79,7 +79,7 @@ class RunRecord:
         self.max_bytes = services.config.payload.max_bytes
         self.blob_threshold = services.config.payload.blob_threshold
         # How much the flow has seen that may not be durable yet: values, and ends that it gave up on.
-        self.unsettled = 0
+        self.seen_not_durable = 0
         self.next: TreeState | None = None  # its next generation, which is being committed
         self.phase = DRIVEN
         self.over = False  # whether the phase is CLOSING or later: nothing of this object may act any more
@@ -121,11 +121,12 @@ class RunRecord:
         if self.phase is DRIVEN:
             self.writer.note(event)
 
-    def is_unsettled(self) -> bool:
+    def has_seen_not_durable(self) -> bool:
         """Whether the flow has seen something that is not durable: after a crash it could be different."""
-        if self.unsettled and self.writer.idle and self.replay is None:  # on replay, values are added only at its end
-            self.unsettled = 0
-        return self.unsettled > 0
+        # Not during replay: values are added only at its end.
+        if self.seen_not_durable and self.writer.idle and self.replay is None:
+            self.seen_not_durable = 0
+        return self.seen_not_durable > 0
 
     async def wait_until_durable(self) -> None:
         """Wait, on the program's loop, until everything added so far is durable. Raises Unwind when it never will be."""

@@ -9,7 +9,7 @@ Some of what is recorded is not told in its turn:
 
 - **Boxes.** A child run or foreach item that has ended is one outcome: what happened inside it is not replayed. (If it
   was alive when the run was cancelled, it is replayed: it matters then which code had heard of the cancellation.)
-- **Kept.** A flow that its `retry` calls again may go another way than before. So what its earlier attempts finished is
+- **Kept.** A flow that its `retry` calls again may do something else than before. So what its earlier attempts finished is
   told at once, whenever the flow asks for it. The same goes for a foreach whose items have changed meanwhile.
 - **Values** (`now()` and the like) are returned when flow code asks for them.
 """
@@ -99,7 +99,7 @@ class Replay:
             self._order.popleft()
         return bool(self._order) and (self._order[0] in pending or self._order[0] in MARKS)
 
-    def holds_more(self) -> bool:
+    def has_more(self) -> bool:
         """Whether the journal has something that the flow did later than what it does now."""
         return bool(self.values or self.unasked) or any(key in self.recorded or key in MARKS for key in self._order)
 
@@ -136,8 +136,8 @@ class Replay:
         outcome = self.recorded.get(key)
         return "" if outcome is None else outcome.digest
 
-    def asked(self, key: str) -> Open | None:
-        """The flow asks for this operation. Returns what the journal has of its beginning."""
+    def take_begun(self, key: str) -> Open | None:
+        """The flow asks for this operation. Returns what the journal has of its beginning, and removes it here."""
         self.unasked.discard(key)
         return self.open.pop(key, None)
 
@@ -183,8 +183,9 @@ class Replay:
         known = self.items_of(foreach)
         return all(known.get(scope) for scope in scopes)
 
-    def loosen(self, foreach: str) -> None:
-        """This foreach goes another way than before: what is recorded of its items is kept, and no longer told in its turn."""
+    def stop_ordering(self, foreach: str) -> None:
+        """The items or the concurrency of this foreach have changed: what is recorded of its items is kept, and no longer
+        told in its turn."""
         inside = foreach + "["
         for key in [key for key in self.recorded if key.startswith(inside)]:
             self.kept[key] = self.recorded.pop(key)

@@ -47,7 +47,7 @@ def look_up(run: LiveRun, operation: Operation) -> bool:
     replay, key = run.replay, operation.key
     if replay is not None:
         if key in replay.open:
-            operation.begun = replay.asked(key)
+            operation.begun = replay.take_begun(key)
         recorded = replay.recorded.get(key)
         if recorded is not None and recorded.kind != operation.kind and recorded.kind != "any":  # noqa: PLR1714 - a tuple would have to be made
             run.stuck(Hold.NONDETERMINISM, expected_kind(key, operation.kind, recorded.kind))
@@ -102,7 +102,7 @@ def _nobody_asks(run: LiveRun, replay: Replay, key: str, outcome: Outcome) -> bo
     if outcome.ending in (Ending.GIVEN_UP, Ending.UNSEEN):
         replay.drop(key)  # the flow has given up on it already
         return True
-    if _goes_another_way(run, replay, key):
+    if _follow_changed_foreach(run, replay, key):
         replay.put_back(key)
         return not replay.anew
     _hold(run, replay, key)
@@ -165,7 +165,7 @@ def _end(run: LiveRun, replay: Replay) -> bool:
     unasked = replay.unasked or [key for key in replay.values if not key.startswith(_inside(replay))]
     if unasked:
         key = min(unasked)
-        if _goes_another_way(run, replay, key):
+        if _follow_changed_foreach(run, replay, key):
             return not replay.anew
         _hold(run, replay, key)
     else:
@@ -207,10 +207,10 @@ async def remember(run: LiveRun, state: TreeState, prefix: str) -> None:
 # ---- a foreach that has changed
 
 
-def _goes_another_way(run: LiveRun, replay: Replay, key: str) -> bool:
+def _follow_changed_foreach(run: LiveRun, replay: Replay, key: str) -> bool:
     """The journal has `key` next and the flow has not asked for it. Returns whether a changed foreach explains that:
-    its items have changed, or how many of them are done at once. What the flow asks for in the foreach is then done
-    now, or found among what is kept. What is recorded after that is told after it."""
+    its items or its concurrency have changed. What the flow asks for in the foreach is then done now, or found among
+    what is kept. What is recorded after that is told after it."""
     if replay.anew:
         return True
     run.services.running_loop.give_back()
@@ -236,10 +236,11 @@ def _inside(replay: Replay) -> tuple[str, ...]:
 
 
 def change_foreach(run: LiveRun, replay: Replay, key: str, cut: int = sys.maxsize) -> None:
-    """This foreach goes another way than before: nothing recorded from index `cut` on counts, and the rest is kept."""
+    """The items or the concurrency of this foreach have changed: nothing recorded from index `cut` on counts, and the rest
+    is kept."""
     replay.changed.add(key)
     run.when_live(lambda: run.record(ForeachCut(key, cut, run.now())))
-    replay.loosen(key)
+    replay.stop_ordering(key)
 
 
 def find_kept(run: LiveRun, operation: Operation) -> bool:

@@ -33,7 +33,7 @@ class Asking:
         if self.stopping is not None:
             return True
         # A run with status WAITING had been told everything before it left memory, and had asked for all it waits for.
-        return self.replay is not None and (self.row.status is Status.WAITING or self.replay.holds_more())
+        return self.replay is not None and (self.row.status is Status.WAITING or self.replay.has_more())
 
     def _call(self, scope: Scope, name: str, begin: Callable[..., Any], *args: Any) -> Call:
         return make(self, name, scope, 3, begin, *args)  # 3: this method, its caller, and sleep() or the like
@@ -72,5 +72,5 @@ class Asking:
 
     def value(self, scope: Scope, name: str) -> Any:
         if scope.thread is not None:
-            return scope.perform(self._call(scope, name, values.take_on_loop, name))
+            return scope.perform(self._call(scope, name, values.get_on_loop, name))
         return values.get_value(self, scope, name)  # type: ignore[arg-type]  # it is a LiveRun

@@ -115,21 +115,21 @@ class _Join(waits.Receive):
     def __init__(self, run: LiveRun, scope: Scope, key: str, run_id: str, flow: Flow[..., Any]) -> None:
         super().__init__(run, scope, key, run_id, None)
         self._flow = flow
-        self._asking = True  # the wait has not begun yet
+        self._wait_begun = False
 
     def begin(self) -> None:
-        self.do(_guarded(self, self._ask))
+        self.do(_guarded(self, self._begin_waiting))
 
-    async def _ask(self) -> None:
+    async def _begin_waiting(self) -> None:
         """Begin to wait if the other run has not ended and will post its end here. Otherwise read how it ended."""
         if not await _will_tell(self.run, self.name):
             await self._look(None)
         elif not self.done():
-            if self._asking:
-                self._asking = False
-                waits.Wait.begin(self)
-            else:
+            if self._wait_begun:
                 self.only_waits()
+            else:
+                self._wait_begun = True
+                waits.Wait.begin(self)
             waits.hand_over(self.run)
             self.run.wake()
 
@@ -147,7 +147,7 @@ class _Join(waits.Receive):
             # Recovery gave up on the other run, and a person has resumed it since: it posts its next end, too.
             if message is not None:
                 waits.forget(run, message)
-            await self._ask()
+            await self._begin_waiting()
             return
         error = None
         if row.status is Status.CANCELLED:

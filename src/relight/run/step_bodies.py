@@ -61,11 +61,13 @@ async def do(op: StepOperation) -> None:
         return
     if op.cut_short():
         raise asyncio.CancelledError
-    if run.is_unsettled():  # what the body may act on must be durable first: after a crash it could be different
-        mark = run.unsettled
+    if run.has_seen_not_durable():
+        # What the body may act on must be durable first: after a crash it could be different.
+        mark = run.seen_not_durable
         await run.wait_until_durable()
-        if run.unsettled == mark and run.replay is None:  # otherwise later steps have to wait for what came meanwhile
-            run.unsettled = 0
+        # If the flow has seen more meanwhile, later steps have to wait for that.
+        if run.seen_not_durable == mark and run.replay is None:
+            run.seen_not_durable = 0
     if run.lease_has_lapsed:
         await run.confirm()
     await _attempts(op)
@@ -151,7 +153,7 @@ async def _attempts(op: StepOperation) -> None:
         info = StepInfo(run.run_id(op.scope.run_key), op.key, attempt, run.id, run.row.flow)
         asked_at = run.services.clock.now()
         # The thread comes first: a step that waits for one has not begun, and its timeout does not run.
-        slot = await run.services.threads.slot(bounded=not op.scope.holds_thread) if _needs_thread(op) else None
+        slot = await run.services.threads.slot(bounded=not op.scope.has_thread) if _needs_thread(op) else None
         try:
             if deadline is None:
                 deadline = await _announce(op, attempt)
@@ -185,7 +187,7 @@ async def _attempts(op: StepOperation) -> None:
 def _needs_thread(op: StepOperation) -> bool:
     """Whether its body needs a thread of the pool before its attempt begins. In a sync flow, the flow's own thread
     executes the body, unless the body has a timeout and may have to be abandoned."""
-    return not op.step.is_async and (not op.scope.holds_thread or op.step.timeout_seconds is not None)
+    return not op.step.is_async and (not op.scope.has_thread or op.step.timeout_seconds is not None)
 
 
 def _say_interrupted(op: StepOperation) -> None:
@@ -293,7 +295,7 @@ async def _call_in_thread(op: StepOperation, info: StepInfo, slot: Slot | None) 
         while True:
             try:
                 if thread is not None and step.timeout_seconds is None:
-                    return await thread.lend(body, info)
+                    return await thread.run_body(body, info)
                 # With a timeout, the body needs a thread that can be abandoned.
                 return await run.services.threads.call(body, info, slot)
             except _LapsedError:  # the slot was given back with the thread

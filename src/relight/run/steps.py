@@ -106,7 +106,7 @@ class StepOperation(Operation):
         self.began = run.now()
         plainly = not (
             not self.step.plain
-            or (run.unsettled and run.is_unsettled())
+            or (run.seen_not_durable and run.has_seen_not_durable())
             or run.lapses != run.heartbeats.lapses  # this line and the next are run.lease_has_lapsed
             or _monotonic() >= run.heartbeats.valid_until
             or self.given_up
@@ -178,7 +178,7 @@ def _still_valid(op: StepOperation, outcome: Outcome) -> bool:
     run, step, key = op.run, op.step, op.key
     same_arguments = outcome.digest == op.digest
     if not same_arguments and outcome.sequence < run.retried_at(key):
-        return False  # a retried flow went another way: this is not the call that was recorded
+        return False  # a retried flow did something else: this is not the call that was recorded
     policy = run.services.config.recovery.version_mismatch
     if outcome.fingerprint != step.fingerprint:
         what = f"code or options changed ({outcome.fingerprint} → {step.fingerprint})"

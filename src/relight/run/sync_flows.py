@@ -233,7 +233,7 @@ class FlowThread:
         self.turns.want(self, lambda: self._answers.put((None, None, serve)))
         return future
 
-    def lend(self, fn: Callable[[], T], info: StepInfo) -> asyncio.Future[T]:
+    def run_body(self, fn: Callable[[], T], info: StepInfo) -> asyncio.Future[T]:
         """Run a step's body in the thread, which waits for the step. To be awaited on the program's loop."""
         if not self._running:
             return asyncio.ensure_future(self._threads.call(fn, info), loop=self.loop)

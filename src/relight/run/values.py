@@ -39,9 +39,9 @@ def _record(run: LiveRun, event: ValueRecorded) -> None:
     if run.replay is not None:
         run.replay.drawn.append(event.key)
     run.when_live(lambda: run.writer.add(event))
-    run.unsettled += 1
+    run.seen_not_durable += 1
 
 
-async def take_on_loop(run: LiveRun, scope: Scope, name: str) -> Any:
+async def get_on_loop(run: LiveRun, scope: Scope, name: str) -> Any:
     """`get_value` for sync code, called on the run's loop."""
     return get_value(run, scope, name)

@@ -308,7 +308,7 @@ def forget(run: LiveRun, message: Message) -> None:
 
 
 def hand_over(run: LiveRun) -> None:
-    """Give messages to the waits for them, in the order in which the flow asked for these."""
+    """Give messages to the waits for them, in the order in which the flow asked for the waits."""
     if not run.inbox.mailbox or run.timers.overdue is not None:
         return
     for operation in list(run.pending.values()):
@@ -335,7 +335,7 @@ def catch_up(run: LiveRun) -> None:
 
 
 def returned(run_id: str, signal: Unclaimed) -> Message:
-    """A signal that a wait had received, and that the flow was not told because it gave up on the wait."""
+    """A signal that a wait had received, and that never reached the flow, because the flow gave up on the wait."""
     return Message(
         id=signal.message_id,
         run_id=run_id,

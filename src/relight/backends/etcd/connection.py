@@ -256,5 +256,5 @@ def _advice(address: EtcdAddress, details: str) -> str:
     return found and "; " + found.format(
         prefix=address.prefix,
         ca=tls.ca if tls is not None and tls.ca else "any authority that this system trusts",
-        cert=f"it does not accept {tls.cert}" if tls is not None and tls.cert else "it wants a certificate of ours",
+        cert=f"it does not accept {tls.cert}" if tls is not None and tls.cert else "it requires a client certificate",
     )

@@ -203,8 +203,8 @@ class Data:
             del self.logs[logged]
         for place in [place for place in self.items if place[0] in gone or place[0] == root_id]:
             del self.items[place]
-        if begun.prune_inbox:
-            tree.prune(self.unfinished)
+        if begun.trim_inbox:
+            tree.trim(self.unfinished)
 
     def _new_runs(self, extras: Extras) -> None:
         first = dict(extras.spawned)
@@ -252,7 +252,7 @@ class Data:
             self.resumable[run.id] = run
         else:
             self.trees[run.id].inbox.clear()
-            self.trees[run.id].told.clear()
+            self.trees[run.id].by_dedup.clear()
             self.trees[run.id].signals.clear()
 
     def _post_end_to_joined(self, run: Run) -> None:
@@ -299,12 +299,12 @@ class Data:
         if message.run_id not in self.unfinished:
             return None
         tree = self.trees[message.run_id]
-        if message.dedup is not None and message.dedup in tree.told:
-            return tree.told[message.dedup]
+        if message.dedup is not None and message.dedup in tree.by_dedup:
+            return tree.by_dedup[message.dedup]
         self._last_message += 1
         tree.inbox.append(msgspec.structs.replace(message, id=self._last_message))
         if message.dedup is not None:
-            tree.told[message.dedup] = self._last_message
+            tree.by_dedup[message.dedup] = self._last_message
             if message.kind is MessageKind.SIGNAL:
                 tree.signals.add(message.dedup)
         self._wake(self.unfinished[message.run_id], message)

@@ -37,7 +37,7 @@ class Tree(msgspec.Struct):
     state: StoredRow | None = None
     entries: list[StoredRow] = []
     inbox: list[Message] = []
-    told: dict[str, int] = {}  # dedup → message id; also of consumed messages, until the run ends or they are pruned
+    by_dedup: dict[str, int] = {}  # message ids; also of consumed messages, until the run ends or they are trimmed
     signals: set[str] = set()  # the dedups of signals
 
     @property
@@ -63,14 +63,14 @@ class Tree(msgspec.Struct):
         end = commit.after + len(commit.entries)
         return self.base == end and self.state is not None and self.state.data == commit.next.state
 
-    def prune(self, unfinished: Container[str]) -> None:
+    def trim(self, unfinished: Container[str]) -> None:
         """Delete the dedups of consumed messages, except those of the newest signals, and the joins of ended runs."""
         self.inbox = [one for one in self.inbox if one.kind is not MessageKind.JOIN or one.name in unfinished]
         unread = {message.dedup for message in self.inbox}
-        consumed = [dedup for dedup in self.told if dedup not in unread]
+        consumed = [dedup for dedup in self.by_dedup if dedup not in unread]
         signals = [dedup for dedup in consumed if dedup in self.signals]
         for dedup in {*consumed} - {*signals[-KEPT_DEDUPS:]}:
-            del self.told[dedup]
+            del self.by_dedup[dedup]
             self.signals.discard(dedup)
 
     def compact(self, sequence: int, state: bytes) -> None:

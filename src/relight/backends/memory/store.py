@@ -266,7 +266,7 @@ class MemoryStore:
         if run is None or tree is None or run.epoch != epoch or not tree.base < sequence <= tree.last:
             return False
         tree.compact(sequence, state)
-        tree.prune(self.data.unfinished)
+        tree.trim(self.data.unfinished)
         return True
 
     async def get_checkpoint(self, root_id: str) -> int | None:

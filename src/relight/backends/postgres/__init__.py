@@ -8,13 +8,15 @@ The tables are those of SQLite (see `backends/sqlite`), and one more: `heads`, a
 last sequence and whether it has ended. A commit's fence compares and advances this row, so that a step's commit does
 not rewrite the run's wide row with its many indexes.
 
-- Unknown outcomes are resolved by reading. A refused commit is looked up: exactly its entries in its place mean that an
-  answer was lost; it is reported as committed and not applied again. The look-up takes a row lock (FOR KEY SHARE), so
-  that it waits for the standby as the lost commit had to: what is visible on the primary is not yet durable.
+- Unknown outcomes are resolved by reading. A refused commit is looked up: if the journal has exactly its entries at that
+  place, the commit was written and only the answer was lost; it is reported as committed and not applied again. The
+  look-up takes a row lock (FOR KEY SHARE), so that it waits for the standby as the lost commit had to: what is visible
+  on the primary is not yet durable.
 - Claim against commit. Isolation is READ COMMITTED, set by each session. Both update the root's row in `heads`. The
-  second waits for the first and then compares the newest version of the row, not that of its snapshot. A commit behind
-  a claim finds another epoch and writes nothing. A claim behind a commit raises the epoch over a journal that has the
-  commit, and reads the journal after that. So nothing appears under the old epoch once a claim has returned.
+  second waits for the first and then compares the newest version of the row, not that of its snapshot. A commit that
+  comes after a claim finds another epoch and writes nothing. A claim that comes after a commit raises the epoch over a
+  journal that has the commit, and reads the journal after that. So nothing appears under the old epoch once a claim has
+  returned.
 - Deadlocks are avoided by order: new ids, then heads by key, then the inbox lock, at once as strong as it will be
   needed, then the rest, the log's lock last. Those that remain, and serialization failures, are tried again, five times
   in all.

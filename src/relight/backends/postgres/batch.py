@@ -47,7 +47,7 @@ def generations(commits: Mapping[int, Commit]) -> list[list[Any]] | None:
         begun, last = commit.next, commit.after + len(commit.entries)
         if begun is not None:
             crc = checksum(last, begun.state)
-            rows.append((key, commit.root_id, begun.children, last, begun.state, crc, begun.prune_inbox))
+            rows.append((key, commit.root_id, begun.children, last, begun.state, crc, begun.trim_inbox))
     return [list(column) for column in zip(*rows, strict=True)] if rows else None
 
 

@@ -44,7 +44,7 @@ RETURNING key;
 SELECT relight.hold($1, $2, $3, $4, $5, $6, $7);
 
 -- name: checkpoint
-SELECT relight.checkpoint_and_prune($1, $2, $3, $4, $5, $6);
+SELECT relight.checkpoint_and_trim($1, $2, $3, $4, $5, $6);
 
 -- name: begin_generations
 SELECT relight.begin_generations($1, $2, $3, $4, $5, $6, $7, $8);

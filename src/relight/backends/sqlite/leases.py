@@ -154,7 +154,8 @@ class SqliteLeases:
                 yield Orphaned(owner)
 
     async def _wait(self, sessions: list[Session], now: float) -> None:
-        """Wait until the first session may have lapsed, or less: a session may also end before."""
+        """Wait until the first session may have lapsed, but not longer than LOOK_SECONDS: a session may also end
+        earlier."""
         ends = [session.expires_at - now for session in sessions if session.fresh and session.owner != self._owner]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(self._ttl_seconds / 3, LOOK_SECONDS, *ends)):

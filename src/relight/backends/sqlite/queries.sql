@@ -93,7 +93,7 @@ ON CONFLICT (run, dedup) DO NOTHING;
 UPDATE inbox SET consumed = 1, payload = x'' FROM json_each(?) AS wanted
 WHERE inbox.id = wanted.value ->> 0 AND inbox.run = wanted.value ->> 1 AND inbox.consumed = 0;
 
--- name: tell_joined
+-- name: post_ends
 -- Post the ends of these roots to the unfinished runs that have joined them.
 INSERT INTO inbox (run, kind, name, payload, payload_blob, dedup, at)
 SELECT joined.key, 'ended', over.id, CAST('null' AS BLOB), '', 'ended:' || over.id || ':' || over.epoch, ?2
@@ -155,7 +155,7 @@ DELETE FROM runs WHERE key IN (
     SELECT r.key FROM json_each(?) AS wanted CROSS JOIN runs AS r
         ON r.id > wanted.value ->> 2 AND r.id < rtrim(wanted.value ->> 2, '/') || '0' AND r.root_id = wanted.value ->> 1);
 
--- name: prune_inbox
+-- name: trim_inbox
 -- Delete joins of ended runs, and consumed messages, except the newest signals: their dedup shows a repeated signal.
 DELETE FROM inbox WHERE run = :run AND (
     consumed = 1 AND (kind <> 'signal' OR dedup IS NULL OR id NOT IN (
@@ -171,7 +171,7 @@ WHERE id = ?1 AND root_id IS NULL AND status NOT IN ('completed', 'failed', 'can
 ON CONFLICT (run, dedup) DO NOTHING
 RETURNING id;
 
--- name: told_before
+-- name: posted_before
 SELECT i.id FROM runs AS r JOIN inbox AS i ON i.run = r.key WHERE r.id = ? AND i.dedup = ?;
 
 -- name: get_runs

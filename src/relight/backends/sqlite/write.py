@@ -102,7 +102,7 @@ def post(db: apsw.Connection, messages: Sequence[Message]) -> list[int | None]:
 def _post(db: apsw.Connection, message: Message) -> int | None:
     message_id: int | None = read.value(db, "post_message", message_columns(message))
     if message_id is None and message.dedup is not None:
-        message_id = read.value(db, "told_before", (message.run_id, message.dedup))
+        message_id = read.value(db, "posted_before", (message.run_id, message.dedup))
     return message_id
 
 
@@ -128,5 +128,5 @@ def checkpoint(db: apsw.Connection, root_id: str, epoch: int, sequence: int, sta
             return False
         db.execute(SQL["put_checkpoints"], (found.key, sequence, state, checksum(sequence, state)))
         db.execute(SQL["drop_entries"], (found.key, sequence))
-        db.execute(SQL["prune_inbox"], {"run": found.key, "kept": KEPT_DEDUPS})
+        db.execute(SQL["trim_inbox"], {"run": found.key, "kept": KEPT_DEDUPS})
     return True

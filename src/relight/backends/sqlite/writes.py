@@ -42,7 +42,7 @@ class Writes:
         self._generations: list[
             tuple[int, str, str, int]
         ] = []  # root's key and id, how its children's begin, last sequence
-        self._pruned: list[int] = []  # keys of roots
+        self._trimmed: list[int] = []  # keys of roots
         self._over: list[int] = []  # keys of roots that have ended
         self._ended: list[int] = []  # keys of roots that have ended and cannot be resumed
 
@@ -70,8 +70,8 @@ class Writes:
         """The root begins its next generation after this sequence."""
         self.checkpoint(key, sequence, begun.state)
         self._generations.append((key, root_id, begun.children, sequence))
-        if begun.prune_inbox:
-            self._pruned.append(key)
+        if begun.trim_inbox:
+            self._trimmed.append(key)
 
     def blobs(self, blobs: Mapping[str, bytes]) -> None:
         for blob in blobs.items():
@@ -137,7 +137,7 @@ class Writes:
         if self._generations:
             self._drop_generations()
         if self._over:
-            self._execute(SQL["tell_joined"], (json_array(self._over), self._now))
+            self._execute(SQL["post_ends"], (json_array(self._over), self._now))
             self._over.clear()
         if self._ended:
             self._execute(SQL["drop_inboxes"], (json_array(self._ended),))
@@ -153,10 +153,10 @@ class Writes:
             "drop_generation_runs",
         ):
             self._execute(SQL[name], (ended,))
-        for key in self._pruned:
-            self._execute(SQL["prune_inbox"], {"run": key, "kept": KEPT_DEDUPS})
+        for key in self._trimmed:
+            self._execute(SQL["trim_inbox"], {"run": key, "kept": KEPT_DEDUPS})
         self._generations.clear()
-        self._pruned.clear()
+        self._trimmed.clear()
 
     def _insert(self, name: str, width: int, values: list[Any]) -> None:
         """Write `values`, a flat list of rows, and empty it.

@@ -25,8 +25,8 @@ from relight.testing.conformance.inboxes import joining, signal
 
 def continuing(run: Run, after: int, state: bytes = b"state", children: str = "run/", **parts: Any) -> Commit:
     """The commit with which a run's generation ends and the next begins."""
-    prune = parts.pop("prune_inbox", False)
-    begun = NextGeneration(state=state, children=children, prune_inbox=prune)
+    trim = parts.pop("trim_inbox", False)
+    begun = NextGeneration(state=state, children=children, trim_inbox=trim)
     return appending(run, after, b"continued", next=begun, **parts)
 
 
@@ -155,7 +155,7 @@ class GenerationSuite(Suite):
             [signal("run"), signal("run", "later", dedup="2"), joining("run", "waiting")]
         )
         assert taken is not None
-        await commit_one(store, continuing(run, 1, consumed=[taken], prune_inbox=True))
+        await commit_one(store, continuing(run, 1, consumed=[taken], trim_inbox=True))
         found = await store.inbox(["run"])
         assert [message.id for message in found][:1] == [unread]
         assert len(found) == 2, "whoever has joined it still waits for its end"
@@ -167,7 +167,7 @@ class GenerationSuite(Suite):
         signals = [signal("run", dedup=f"{n}") for n in range(KEPT_DEDUPS + 5)]
         told = [message_id for message_id in await store.post(signals) if message_id is not None]
         await commit_one(store, appending(run, 1, b"2", consumed=told))
-        assert await commit_one(store, continuing(run, 2, prune_inbox=True)) == Committed(3)
+        assert await commit_one(store, continuing(run, 2, trim_inbox=True)) == Committed(3)
         oldest, newest = await store.post([signal("run", dedup="0"), signal("run", dedup=f"{KEPT_DEDUPS + 4}")])
         assert newest == told[-1], "it was told before"
         assert oldest is not None
@@ -181,7 +181,7 @@ class GenerationSuite(Suite):
         ends = [Message.end_of(f"other-{n}", 1, START, to="run") for n in range(KEPT_DEDUPS + 1)]
         told = [message_id for message_id in [*first, *await store.post(ends)] if message_id is not None]
         await commit_one(store, appending(run, 1, b"2", consumed=told))
-        assert await commit_one(store, continuing(run, 2, prune_inbox=True)) == Committed(3)
+        assert await commit_one(store, continuing(run, 2, trim_inbox=True)) == Committed(3)
         assert await store.post([signal("run", dedup="signal")]) == first
 
     async def test_joins_of_runs_that_have_ended_go(self, store: Store) -> None:
@@ -189,7 +189,7 @@ class GenerationSuite(Suite):
         await created(store, run, waiting, over)
         await store.post([joining("run", "waiting"), joining("run", "over"), joining("run", "unknown")])
         await ended(store, over)
-        await commit_one(store, continuing(run, 1, prune_inbox=True))
+        await commit_one(store, continuing(run, 1, trim_inbox=True))
         assert [message.name for message in await store.inbox(["run"])] == ["waiting"]
 
     async def test_a_checkpoint_forgets_them_as_well(self, store: Store) -> None:

@@ -114,7 +114,7 @@ class OwnershipSuite(Suite):
 
     async def test_noted_sessions_are_remembered_until_they_are_forgotten(self, store: Store) -> None:
         assert await store.sessions() == []
-        here = Process(machine="here", pid=7, started=8, life="a#1")
+        here = Process(machine="here", pid=7, started=8, session="a#1")
         await store.note_session("a#1", here, 60.0)
         await store.note_session("b#1", Process(), -1.0)  # this session has lapsed already
         (first, lapsed) = await store.sessions()

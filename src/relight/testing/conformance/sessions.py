@@ -40,7 +40,7 @@ class SessionSuite(LeaseBase):
         assert sessions["a#1"].process.trouble == ""
 
     async def test_sessions_are_listed_with_their_process(self, leases: OpenLeases) -> None:
-        process = Process(machine="boot 1", pid=4711, started=123_456, life="token")
+        process = Process(machine="boot 1", pid=4711, started=123_456, session="token")
         await leases("host-1#abc", process=process)
         b = await leases("host-2#def")
         sessions = {session.owner: session for session in await b.list_orchestrators()}

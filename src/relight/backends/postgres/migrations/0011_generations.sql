@@ -3,7 +3,7 @@
 
 -- What is kept of a root's consumed messages, but for the newest signals that tell a repetition apart; and joins of runs that
 -- have ended.
-CREATE FUNCTION relight.prune_inbox(p_run bigint, p_kept integer) RETURNS void LANGUAGE plpgsql
+CREATE FUNCTION relight.trim_inbox(p_run bigint, p_kept integer) RETURNS void LANGUAGE plpgsql
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 BEGIN
@@ -18,7 +18,7 @@ END $$;
 -- The roots of these keys, whose heads the same transaction has moved on to these sequences, begin anew behind them. What begins
 -- with "a/b/" lies between that and "a/b0": the digit follows the slash. The ids of what a root has spawned begin so, too.
 CREATE FUNCTION relight.begin_generations(p_keys bigint[], p_ids text[], p_children text[], p_sequences integer[],
-    p_states bytea[], p_crcs bigint[], p_prune boolean[], p_kept integer)
+    p_states bytea[], p_crcs bigint[], p_trim boolean[], p_kept integer)
 RETURNS void LANGUAGE plpgsql
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $$
@@ -38,17 +38,17 @@ BEGIN
         DELETE FROM relight.log WHERE run = ANY (v_gone);
         DELETE FROM relight.runs WHERE key = ANY (v_gone);
     END IF;
-    PERFORM relight.prune_inbox(g.key, p_kept) FROM unnest(p_keys, p_prune) AS g (key, prune) WHERE g.prune;
+    PERFORM relight.trim_inbox(g.key, p_kept) FROM unnest(p_keys, p_trim) AS g (key, trimmed) WHERE g.trimmed;
 END $$;
 
--- A checkpoint; and prunes the inbox.
-CREATE FUNCTION relight.checkpoint_and_prune(p_id text, p_epoch bigint, p_sequence integer, p_state bytea, p_crc bigint, p_kept integer)
+-- A checkpoint; and trims the inbox.
+CREATE FUNCTION relight.checkpoint_and_trim(p_id text, p_epoch bigint, p_sequence integer, p_state bytea, p_crc bigint, p_kept integer)
 RETURNS boolean LANGUAGE plpgsql
 AS $$
 BEGIN
     IF NOT relight.checkpoint(p_id, p_epoch, p_sequence, p_state, p_crc) THEN
         RETURN false;
     END IF;
-    PERFORM relight.prune_inbox(r.key, p_kept) FROM relight.runs AS r WHERE r.id = p_id;
+    PERFORM relight.trim_inbox(r.key, p_kept) FROM relight.runs AS r WHERE r.id = p_id;
     RETURN true;
 END $$;
