@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from relight.errors import ConflictError, DefinitionError
@@ -44,9 +45,7 @@ async def start(
     try:
         result = await services.recorder.create(commit)
     except BaseException:
-        # The store may have written the run all the same. Then no other process drives it, as this one owns it.
-        orchestrator.memory.started_here(new_id)
-        orchestrator.check_ownership([new_id], crashed=False)
+        services.recorder.withdraw(commit, partial(_check, orchestrator, new_id, room))
         raise
     finally:
         orchestrator.release(new_id, room)
@@ -59,6 +58,10 @@ async def start(
             )
         if not services.config.recovery.enabled:
             orchestrator.offer(new_id)  # perhaps no other process takes it up when it is due
+        if known.owner == services.owner and not orchestrator.has(new_id):
+            orchestrator.check_ownership(
+                [new_id], crashed=False
+            )  # its creation was reported as failed, and was written
     elif isinstance(result, Fenced):
         raise AssertionError(f"creating {new_id!r} cannot be fenced")
     elif room:
@@ -66,6 +69,16 @@ async def start(
     else:
         orchestrator.offer(new_id)
     return new_id
+
+
+def _check(orchestrator: Orchestrator, run_id: str, owned: bool) -> None:
+    """A call of start() has failed, or its caller has given up, and the store may have written the run all the same. If this
+    process owns it then, no other process drives it."""
+    orchestrator.memory.started_here(run_id)
+    if owned:
+        orchestrator.check_ownership([run_id], crashed=False)
+    else:
+        orchestrator.offer(run_id)
 
 
 def creation(

@@ -59,9 +59,12 @@ class UncertainRuns:
             after = rows[-1].id
 
     def _only_claimed(self, row: Run) -> bool:
-        """Whether the run has not been in memory since it was claimed, and its row is as `claim_due` leaves it."""
+        """Whether the run has not been in memory since it was created or claimed here: its row is as `start` or
+        `claim_due` leaves it."""
+        if row.id in self._memory.entered:
+            return False
         due = row.wake_at is not None and row.wake_at <= self._services.clock.now()
-        return due and row.status in (Status.PENDING, Status.WAITING) and row.id not in self._memory.entered
+        return row.epoch == 1 or (due and row.status in (Status.PENDING, Status.WAITING))
 
     async def resolve(self) -> None:
         """Take up the uncertain runs that this process owns, as far as there is room."""

@@ -167,7 +167,7 @@ class Waker:
             self._free_again = False
             await self._take_held()
             await self._take_upgraded()
-        if self._uncertain and memory.room > 0:
+        if self._uncertain and memory.room > 0 and may_drive:  # otherwise `lease_regained` wakes this
             self.wake_at(self._services.clock.now() + NOT_OURS_SECONDS)
         self._complete = True
 

@@ -106,13 +106,27 @@ class Recorder:
         self.free.clear()
 
     async def create(self, commit: Commit) -> CommitResult:
-        """Commit a run's creation with the next batch. Raises StoreUnavailableError when that fails: it is not retried."""
+        """Commit a run's creation with the next batch. Raises StoreUnavailableError when that fails: it is not retried. If
+        the caller gives up on this, `withdraw` tells whether the run may be written all the same."""
         if self.insisting:  # the creation would only wait behind a batch that the store does not accept
             raise _refused(self.fault)
         future: asyncio.Future[CommitResult] = self.loop.create_future()
         self._creations.append((commit, future))
         self.wake_up()
         return await future
+
+    def withdraw(self, commit: Commit, answered: Callable[[], None]) -> None:
+        """The caller of `create` was told that it failed, or has given up. If the creation may have been written, or may be
+        soon, call `answered` when nothing of it is under way any more: what the store has then is what counts."""
+        for place, (queued, _) in enumerate(self._creations):
+            if queued is commit:
+                del self._creations[place]
+                return
+        for lane in self._lanes:
+            if any(sent is commit for sent, _ in lane.creations):
+                lane.answered.append(answered)
+                return
+        answered()
 
     def wait(self, lane: _Lane) -> bool:
         """A lane has nothing to do. Returns whether it should wait to be woken; otherwise it ends."""
@@ -183,6 +197,7 @@ class _Lane:
     def __init__(self, recorder: Recorder) -> None:
         self.batch: list[Writer] = []  # writers whose drafts are in the transaction under way
         self.creations: list[Creation] = []  # creations in the transaction under way
+        self.answered: list[Callable[[], None]] = []  # to be called when the transaction under way has ended
         self.looking = False  # woken, and about to get its share
         self._recorder = recorder
         self._idle: asyncio.Future[None] | None = None
@@ -206,6 +221,7 @@ class _Lane:
             self.looking = False
             if writers or creations:
                 await self._commit_next(writers, creations)
+                self._tell_answered()
                 recorder.batch_done()
                 part.well()
             elif recorder.wait(self):
@@ -225,6 +241,13 @@ class _Lane:
         for future in [future for _, future in self.creations if not future.done()]:
             future.set_exception(error)
         self.batch, self.creations = [], []
+        self._tell_answered()
+
+    def _tell_answered(self) -> None:
+        if self.answered:
+            callbacks, self.answered = self.answered, []
+            for callback in callbacks:
+                self._recorder.loop.call_soon(callback)
 
     async def _commit_next(self, writers: list[Writer], creations: list[Creation]) -> None:
         """Commit one batch. It has a function of its own, because local variables of an idle lane's `run` would keep
