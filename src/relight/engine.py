@@ -190,9 +190,8 @@ class Relight:
             with contextlib.suppress(ValueError):
                 self.registry.unlisten(orchestrator.waker.flow_registered)
         try:
-            await recovery.stop()
             services.recorder.hurry(self.config.shutdown_grace_seconds)
-            await orchestrator.stop(self.config.shutdown_grace_seconds)
+            await orchestrator.stop(self.config.shutdown_grace_seconds, recovery.stop)
             await services.background.stop()
             await services.bodies.stop()
             services.long_steps.stop()

@@ -134,6 +134,12 @@ class Part:
                 self.failed(error)
             await self._pause.wait()
 
+    async def over(self, within_seconds: float) -> None:
+        """The task was asked to end: wait for that. After this time, cancel it."""
+        if self.task is not None and not self.task.done():
+            await asyncio.wait([self.task], timeout=within_seconds)
+        await self.stop()
+
     async def stop(self) -> None:
         """Cancel the task until it has ended. One cancellation may not be enough: a driver may swallow a cancellation
         that comes together with an answer or an error (gRPC does). A task that then tries again would go on."""

@@ -37,10 +37,17 @@ class Ticker:
         self._round_over = round_over
         self._wanted = asyncio.Event()
         self._under_way = False
+        self._finishing = False
         self.timed = False  # the last round was made because its time had come
 
     def wake(self) -> None:
         """Make a round, as soon as the one under way is over."""
+        self._wanted.set()
+
+    def finish(self) -> None:
+        """Make no more rounds: `run` returns when the one under way is over. To cancel that could leave half of its work
+        behind."""
+        self._finishing = True
         self._wanted.set()
 
     @property
@@ -56,6 +63,8 @@ class Ticker:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._every_seconds):
                     await self._wanted.wait()
+            if self._finishing:
+                return
             self.timed = not self._wanted.is_set()
             self._wanted.clear()
             self._under_way = True

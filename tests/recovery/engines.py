@@ -44,8 +44,7 @@ class Engines:
             lease_manager=self.leases[name],
             orchestrator_id=name,
             recovery=recovery,
-            shutdown_grace="100ms",
-            **config,
+            **{"shutdown_grace": "100ms", **config},
         )
         await rl.open()
         self.open[name] = rl

@@ -402,7 +402,7 @@ async def test_an_engine_whose_closing_is_broken_off_falls_silent(engines: Engin
     thread = a.services.heartbeats._thread
     assert thread is not None
 
-    async def never(grace_seconds: float) -> None:
+    async def never(grace_seconds: float, *_: object) -> None:
         await asyncio.Event().wait()
 
     monkeypatch.setattr(a.orchestrator, "stop", never)

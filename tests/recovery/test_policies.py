@@ -244,4 +244,4 @@ async def test_of_two_times_at_which_a_look_is_worth_it_the_earlier_one_counts(w
     assert recovery._ticker.resting
     world.clock.advance(1)
     assert not recovery._ticker.resting
-    await recovery.stop()
+    await recovery.stop(0.0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from relight.errors import StoreUnavailableError
@@ -71,25 +71,27 @@ class Orchestrator:
     def start(self) -> None:
         self.waker.start()
 
-    async def stop(self, grace_seconds: float) -> None:
-        """Take up no more runs; let steps in flight finish, within the grace; take every run out of memory."""
+    async def stop(self, grace_seconds: float, *rounds: Callable[[float], Awaitable[None]]) -> None:
+        """Take up no more runs; let steps in flight finish, within the grace; take every run out of memory. `rounds` are
+        called to end other parts that take up runs, within a number of seconds."""
         self.memory.stopping = True
         self.trials.stop()
-        await self.waker.stop()
         loop = self.services.loop
         until = loop.time() + max(grace_seconds, leaving.PARK_GRACE_SECONDS)
         runs = list(self.live.values())
-        arrivals = self._arrivals_over(grace_seconds + ARRIVAL_SECONDS)
+        arrivals = self._arrivals_over(grace_seconds + ARRIVAL_SECONDS, self.waker.stop, *rounds)
         await asyncio.gather(arrivals, *(self._let_go_at_the_end(run, grace_seconds) for run in runs))
         await self._all_gone(max(until, loop.time() + LAST_COMMIT_SECONDS))
         self.memory.stopped = True
         await self.watchers.last_look()
 
-    async def _arrivals_over(self, seconds: float) -> None:
+    async def _arrivals_over(self, seconds: float, *rounds: Callable[[float], Awaitable[None]]) -> None:
         """Wait for the runs that are being taken up or created: `drive` releases them. The recorder gives up on a creation
         that the store does not answer, a little after the grace."""
+        until = self.services.loop.time() + seconds
+        await asyncio.gather(*(end(min(seconds, ARRIVAL_SECONDS)) for end in rounds))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout_at(until):
                 while self.taking or self.memory.creating:
                     self.memory.arrived.clear()
                     await self.memory.arrived.wait()
@@ -223,6 +225,8 @@ class Orchestrator:
         self._room_is_free()
 
     def check_ownership(self, run_ids: Sequence[str], *, crashed: bool) -> None:
+        if not self.services.config.drive:
+            return  # a client has no session: what it has claimed is an orphan, and any orchestrator recovers it
         self.uncertain.add(run_ids, crashed=crashed)
         self.waker.wake_up()
 
@@ -269,8 +273,8 @@ class Orchestrator:
         run.let_go()
         self.memory.own.discard(run.id)
         self.notify_watchers(run.id, run.departure.outcome)
-        if run.row.parent_id is not None or run.inbox.joined:
-            self.look_for_messages()  # the store now has the message to the run that waits for this one
+        if run.departure.tells_others:
+            self.look_for_messages()  # the store now has the messages to the runs that wait for this one
         self._room_is_free()
 
     def continued(self, run: LiveRun) -> None:

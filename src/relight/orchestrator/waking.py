@@ -68,10 +68,12 @@ class Waker:
         self.wake_up()
         self._part = self._services.supervisor.keep("waker", self._ticker.run)
 
-    async def stop(self) -> None:
-        if self._part is not None:
-            await self._part.stop()
+    async def stop(self, within_seconds: float) -> None:
+        """Make no more passes. The one under way may end: runs that it has claimed are released, not left behind."""
         self._timer.cancel()
+        self._ticker.finish()
+        if self._part is not None:
+            await self._part.over(within_seconds)
 
     # ---- the wake-ups
 
@@ -182,7 +184,7 @@ class Waker:
             if upcoming is not None:
                 self.wake_at(upcoming)
             return
-        while self._memory.room > 0:
+        while self._memory.room > 0 and not self._memory.stopping:
             limit = min(PASS_LIMIT, self._memory.room)
             if await self._claim_due(looked_at, limit) < limit:
                 break

@@ -65,11 +65,12 @@ class OrphanRecovery:
         self._ticker.wake()
         self._part = self._services.supervisor.keep("recovery", self._ticker.run)
 
-    async def stop(self) -> None:
-        """Claim no more runs."""
+    async def stop(self, within_seconds: float) -> None:
+        """Claim no more runs. The round under way may end: runs that it has claimed are released, not left behind."""
         self._timer.cancel()
+        self._ticker.finish()
         if self._part is not None:
-            await self._part.stop()
+            await self._part.over(within_seconds)
 
     async def run_once(self) -> int:
         """One round. Returns how many runs were claimed."""
@@ -169,6 +170,8 @@ class OrphanRecovery:
         claimed, after = 0, None
         while True:
             await self._orchestrator.wait_for_room()
+            if self._orchestrator.stopping:
+                return claimed
             size = min(limit, self._orchestrator.room)
             rows = await self._services.store.list_active_roots(owner, after, size)
             wanted = [row for row in rows if self._is_stale(row, session)]

@@ -25,12 +25,20 @@ async def resume(orchestrator: RunsInMemory, run_id: str) -> None:
     if row.status is Status.PAUSED:
         message = Message(run_id=row.id, kind=MessageKind.RESUME, at=orchestrator.services.clock.now())
         (message.id,) = [found or 0 for found in await orchestrator.services.store.post([message])]
-        orchestrator.offer(row.id)
+        _offer(orchestrator, row)
         await orchestrator.message_posted(message)
         return
     _refuse(known, orchestrator.services)
     await _free(orchestrator, known)
-    orchestrator.offer(row.id)
+    _offer(orchestrator, row)
+
+
+def _offer(orchestrator: RunsInMemory, row: Run) -> None:
+    """This process takes the freed run up, if it can call its code. Otherwise another process is given time to do so."""
+    if orchestrator.services.registry.find(row.flow) is not None:
+        orchestrator.offer(row.id)
+    else:
+        orchestrator.look_for_messages()
 
 
 def _refuse(known: Known, services: Services) -> None:
@@ -52,11 +60,21 @@ async def _free(orchestrator: RunsInMemory, known: Known) -> None:
     services, row = orchestrator.services, known.row
     if known.state is None:
         raise RunStateError(f"run {row.id!r} cannot be resumed, its journal cannot be read: {known.trouble}")
-    now = services.clock.now()
-    epoch = row.epoch
-    if not row.status.terminal:  # an orphan: fence its owner, which may be alive after all
+    if row.status.terminal:
+        await _commit_freed(services, known, row.epoch)
+        return
+    try:  # an orphan: fence its owner, which may be alive after all
         claimed = await services.store.claim({row.id: row.epoch}, services.owner)
-        epoch = claimed.get(row.id, 0)
+        await _commit_freed(services, known, claimed.get(row.id, 0))
+    except BaseException:
+        # It may be claimed and not freed. Then no other process takes it up, as its owner is alive.
+        orchestrator.check_ownership([row.id], crashed=False)
+        raise
+
+
+async def _commit_freed(services: Services, known: Known, epoch: int) -> None:
+    row, now = known.row, services.clock.now()
+    assert known.state is not None
     line = LogLine(run_id=row.id, at=now, text="resumed by hand; free to be taken up", token=Token.RUN_RESUMED.value)
     commit = Commit(
         root_id=row.id,

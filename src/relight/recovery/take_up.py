@@ -19,11 +19,11 @@ from relight.flow.payloads import record_error
 from relight.model import journal as j
 from relight.model.decisions import Action, Decision, Facts, decide
 from relight.model.journal import Journal
-from relight.model.lease import OwnedBy, Session
+from relight.model.lease import Session
 from relight.model.operations import failure_reason
 from relight.model.replay import TreeState, restore
 from relight.model.run import Hold, Message, MessageKind, Run, RunChange, Status
-from relight.recovery import unreadable, upgrades
+from relight.recovery import run_leases, unreadable, upgrades
 from relight.recovery.facts import ENDINGS, facts_of, open_children
 from relight.recovery.memory import RunsInMemory
 from relight.run import leaving
@@ -102,10 +102,11 @@ async def take_up(
     lapses = services.heartbeats.lapses if claimed_under is None else claimed_under
     try:
         if claimed_under is None:
-            rows = await _lease(services, rows)
+            rows = await run_leases.acquire(services, rows)
         epochs = {row.id: row.epoch for row in rows}
         if claimed_under is None and epochs:
             epochs = await services.store.claim(epochs, services.owner)
+            run_leases.give_up(services, [row.id for row in rows if row.id not in epochs])
         restored = await _restore(orchestrator, [row for row in rows if row.id in epochs], epochs, crashed, death)
         for one in restored:
             one.run.lapses = lapses
@@ -125,37 +126,6 @@ async def take_up(
     finally:
         orchestrator.taken_up(ids)
         _free_again(orchestrator, restored)
-
-
-async def _lease(services: Services, rows: list[Run]) -> list[Run]:
-    """The runs whose lease this process has now. If the row of a run names the wrong owner, it is corrected."""
-    heartbeats = services.heartbeats
-    # If the store keeps the leases, claiming a run without an owner acquires its lease as well.
-    wanted = [row for row in rows if not heartbeats.leases.in_store or row.owner not in (None, services.owner)]
-    if not wanted:
-        return rows
-    answers = await heartbeats.call(lambda leases: leases.acquire_lease([row.id for row in wanted]))
-    refused = set()
-    for row in wanted:
-        answer = answers.get(row.id)
-        if answer is None or isinstance(answer, OwnedBy):
-            refused.add(row.id)
-        if isinstance(answer, OwnedBy) and not heartbeats.leases.in_store and row.owner not in (None, answer.owner):
-            await _correct_owner(services, row, answer.owner)
-    return [row for row in rows if row.id not in refused]
-
-
-async def _correct_owner(services: Services, row: Run, holder: str) -> None:
-    """Write the real owner of the lease into the row. If that breaks for one run, the next round tries again."""
-    try:
-        await services.store.correct_owner(row.id, row.epoch, holder)
-    except StoreError:
-        raise
-    except Exception as error:  # noqa: BLE001 - the other runs of the pass go on
-        log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {row.id}: correcting its owner broke: {error!r}", error)
-        return
-    what = f"run {row.id}: {holder} has its lease, not {row.owner}; corrected"
-    log(logging.WARNING, Token.OWNER_CORRECTED, what)
 
 
 async def _restore(
@@ -212,6 +182,8 @@ async def _set_aside(
         raise
     except Exception as again:  # noqa: BLE001 - the other runs of the pass go on
         log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {row.id}: holding it broke: {again!r}", again)
+        return
+    run_leases.give_up(orchestrator.services, [row.id])  # another process may be able to take it up
 
 
 async def _read(
@@ -338,6 +310,7 @@ async def _act(orchestrator: RunsInMemory, restored: _Restored, crashed: bool) -
         return
     orchestrator.enter(run)
     run.inbox.heard = max((message.id for message in restored.inbox), default=0)
+    run.departure.tells_others = any(message.kind is MessageKind.JOIN for message in restored.inbox)
     write = _final_write(restored)
     if run.departure.held is not None:  # it is held all the same: a request to resume it counts as received
         run.writer.consume([message.id for message in restored.inbox if message.kind is MessageKind.RESUME])
@@ -355,7 +328,7 @@ def _final_write(restored: _Restored) -> Callable[[], None] | None:
         return lambda: _finish(run, restored.state, decision)
     if cancel is not None:  # the flow's code cannot be called, so it cannot clean up: the run just ends
         reason = leaving.cancel_reason(cancel)
-        return lambda: leaving.end_without_code(run, j.RunCancelled("", reason, now), children, reason=reason)
+        return lambda: leaving.cancel_without_code(run, reason, children)
     if decision.action is Action.CANCEL:
         log(logging.WARNING, Token.RUN_GIVEN_UP, f"run {run.id}: {decision.reason}")
         event = j.RunCancelled("", decision.reason, now)

@@ -19,19 +19,20 @@ if TYPE_CHECKING:
 class Inbox:
     """The messages of a run in memory."""
 
-    __slots__ = ("early", "heard", "joined", "mailbox", "missed", "taken_back")
+    __slots__ = ("early", "heard", "mailbox", "missed", "taken_back")
 
     def __init__(self, returned: list[Message]) -> None:
         self.mailbox = returned  # signals and ends of runs that no wait has received yet
         self.taken_back = {one.id for one in returned}  # those of the mailbox that are no longer in the store's inbox
         self.early: Sequence[Message] = ()  # came when the flow had not been called yet, or was being replayed
         self.missed = False  # a message came when the run could no longer receive it
-        self.joined = False  # another run waits for this one's end
         self.heard = 0  # the newest message that this object has received: they come in the order of their ids
 
 
 def deliver(run: LiveRun, message: Message) -> None:
     """A message reached the run's inbox."""
+    if message.kind is MessageKind.JOIN:  # in any phase: even the end that is being committed tells that run
+        run.departure.tells_others = True
     if run.next is not None and run.stopping is None:
         next_generation.deliver(run, message)
         return
@@ -63,7 +64,7 @@ def _hear(run: LiveRun, message: Message) -> None:
         bisect.insort(run.inbox.mailbox, message, key=lambda one: one.id)  # one that was taken back may be newer
         waits.hand_over(run)
     elif message.kind is MessageKind.JOIN:
-        run.inbox.joined = True
+        pass  # noted when it came
     elif message.kind is MessageKind.NEWER:
         what = not_understood(f"message {message.id} of run {message.run_id!r}, a", message.name)
         run.stuck(Hold.UPGRADE, UpgradeRequiredError(what))

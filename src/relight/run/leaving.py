@@ -42,11 +42,12 @@ _HELD = {
 class Departure:
     """How a run leaves memory."""
 
-    __slots__ = ("calm", "held", "outcome", "park_armed", "park_timer", "refusals")
+    __slots__ = ("calm", "held", "outcome", "park_armed", "park_timer", "refusals", "tells_others")
 
     def __init__(self) -> None:
         self.held: tuple[Hold, str] | None = None  # the run cannot go on, and why
         self.outcome: Run | None = None  # the final row, once it is written into a commit
+        self.tells_others = False  # its end puts messages into the inboxes of other runs
         self.park_armed = False
         self.park_timer: Timer | None = None
         self.calm: asyncio.Future[None] | None = None  # done when the last body has ended: `_calm` waits for it
@@ -134,9 +135,7 @@ async def _depart(run: LiveRun, reason: str, grace_seconds: float, write: Any) -
     await _bodies_gone(run)
     to_cancel = next((message for message in run.inbox.early if message.kind is MessageKind.CANCEL), None)
     if run.departure.held is not None and to_cancel is not None and run.departure.held[0] is not Hold.UPGRADE:
-        reason = cancel_reason(to_cancel)
-        unfinished = run.replay.unfinished() if run.replay is not None else ()
-        end_without_code(run, j.RunCancelled("", reason, run.services.clock.now()), unfinished, reason=reason)
+        cancel_without_code(run, cancel_reason(to_cancel), run.replay.unfinished() if run.replay is not None else ())
     elif run.departure.held is not None:
         kind, why = run.departure.held
         log(*_HELD.get(kind, (logging.WARNING, Token.RUN_HELD)), f"run {run.id}: {why}")
@@ -326,6 +325,14 @@ def conclude(run: LiveRun, event: j.RunCompleted | j.RunFailed | j.RunCancelled,
     end(run, _STATUS[type(event)], event.at, **fields)
 
 
+def cancel_without_code(run: LiveRun, reason: str, unfinished: Iterable[str]) -> None:
+    """A person or another run has asked for the end of a run whose code cannot be called. As for any run that is
+    cancelled, the runs that it has spawned are cancelled, too."""
+    end_without_code(run, j.RunCancelled("", reason, run.services.clock.now()), unfinished, reason=reason)
+    run.writer.cancel_spawned(reason)
+    run.departure.tells_others = True
+
+
 def end_without_code(
     run: LiveRun, event: j.RunFailed | j.RunCancelled, unfinished: Iterable[str], **fields: Any
 ) -> None:
@@ -345,4 +352,5 @@ def end(run: LiveRun, status: Status, at: float, **fields: Any) -> None:
         run.row, status=status, updated_at=at, owner=None, wake_at=None, **fields
     )
     if run.row.parent_id is not None:
+        run.departure.tells_others = True
         run.writer.send(Message.end_of(run.id, run.writer.epoch, at, to=run.row.parent_id))

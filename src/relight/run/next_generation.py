@@ -160,4 +160,5 @@ def inherit(run: LiveRun, last: LiveRun) -> None:
     if run.writer.checkpoint_at is not None:  # None: one is being made, which sets when the next is due
         run.writer.checkpoint_at = run.writer.sequence + run.services.config.checkpoint.every
     run.inbox.mailbox, run.inbox.taken_back = last.inbox.mailbox, last.inbox.taken_back
-    run.inbox.early, run.inbox.heard, run.inbox.joined = last.inbox.early, last.inbox.heard, last.inbox.joined
+    run.inbox.early, run.inbox.heard = last.inbox.early, last.inbox.heard
+    run.departure.tells_others = last.departure.tells_others
