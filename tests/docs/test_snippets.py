@@ -17,6 +17,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TEXTS = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md"]
+MAX_COLUMNS = 120
 MAX_NOT_RUN = 5  # in all pages together: a block that nobody runs is a block that rots
 
 _FENCE = re.compile(r"^```(.*)$")
@@ -99,6 +101,30 @@ def test_links_lead_somewhere(page):
         assert file.exists(), f"{name(page)} links to {target}"
         if anchor:
             assert anchor in anchors(file), f"{name(page)} links to {target}, {name(file)} has {sorted(anchors(file))}"
+
+
+def test_lines_of_text_are_short():
+    """In an editor of 120 columns no line is cut off. Tables, blocks and links cannot be wrapped."""
+    long = [
+        f"{name(page)}:{number}"
+        for page in TEXTS
+        for number, line in enumerate(without_blocks(page), start=1)
+        if len(without_links(line)) > MAX_COLUMNS and not line.startswith("|")
+    ]
+    assert not long, f"these lines have more than {MAX_COLUMNS} columns"
+
+
+def without_blocks(page: Path) -> list[str]:
+    """The lines of a page, those inside its blocks empty."""
+    lines = page.read_text().splitlines()
+    for _, first, code in blocks(page):
+        lines[first - 1 : first - 1 + len(code)] = [""] * len(code)
+    return lines
+
+
+def without_links(line: str) -> str:
+    """A line without the targets of its links and without bare URLs."""
+    return re.sub(r"\]\([^)\s]+\)|https?://\S+", "]", line)
 
 
 def anchors(page: Path) -> set[str]:
