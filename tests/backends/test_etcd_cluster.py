@@ -90,7 +90,7 @@ class TestLeases(EtcdLeaseSuite):
 
 @pytest.mark.parametrize("which", ["leader", "follower"])
 @pytest.mark.parametrize("fault", ["kill", "freeze"])
-async def test_the_member_we_talk_to_is_gone_and_nothing_is_lost(cluster, opened, which, fault):
+async def test_the_member_that_a_manager_uses_is_gone_and_nothing_is_lost(cluster, opened, which, fault):
     """Neither the session nor what hangs on it, nor a death that happens while the watch moves to another member."""
     member = chosen(cluster, which)
     mine = await opened("a#1", first=member)
@@ -175,7 +175,7 @@ async def test_members_die_one_after_the_other_and_come_back(cluster, opened):
 
 
 @pytest.mark.parametrize("fault", ["kill", "freeze"])
-async def test_without_a_majority_nobody_gets_anything(cluster, opened, fault):
+async def test_without_a_majority_no_request_is_answered(cluster, opened, fault):
     last, *majority = cluster.members
     mine, other = await opened("a#1", first=last), await opened("b#1", first=last)
     watch = mine.watch_orphans()

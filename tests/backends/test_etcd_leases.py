@@ -314,7 +314,7 @@ async def test_an_etcd_that_lost_its_data_is_taken_as_it_is(own_etcd, opened, tm
 
 
 @pytest.mark.parametrize("fault", ["cut", "stall"])
-async def test_one_that_is_cut_off_loses_its_runs_to_the_other(etcd, opened, proxy, fault):
+async def test_a_manager_that_is_cut_off_loses_its_runs_to_the_other(etcd, opened, proxy, fault):
     lonely, other = await opened("a#1", endpoints=[proxy.address]), await opened("b#1")
     watch = other.watch_orphans()
     await lonely.acquire_lease(["r1"])
@@ -452,7 +452,7 @@ def child(etcd):
         child.communicate()
 
 
-async def test_a_killed_process_pushes_its_runs(opened, child):
+async def test_the_runs_of_a_killed_process_are_pushed(opened, child):
     prefix = next(PREFIXES)
     mine = await opened("a#1", prefix=prefix, ttl=60.0)
     watch = mine.watch_orphans()
@@ -504,7 +504,7 @@ async def test_a_living_owner_that_lets_go_of_a_run_is_no_orphan(opened):
     assert await orphans_of(watch, "b#1") == Orphaned("b#1", ("held",))
 
 
-async def test_our_own_end_is_not_told_to_us(opened):
+async def test_the_end_of_its_own_session_is_not_told_to_a_manager(opened):
     mine, other = await opened("a#1"), await opened("b#1")
     mine_watch, other_watch = mine.watch_orphans(), other.watch_orphans()
     await mine.release_all()
@@ -609,7 +609,7 @@ async def test_a_session_that_lapsed_begins_anew_without_its_runs(opened):
     assert await mine.acquire_lease(["r1", "r1", "r2"]) == {"r1": Acquired(), "r2": Acquired()}
 
 
-async def test_a_key_that_hangs_on_an_older_lease_of_ours_is_attached_to_todays(opened):
+async def test_a_key_on_an_older_lease_of_its_owner_is_attached_to_the_present_one(opened):
     mine, other = await opened("a#1"), await opened("b#1")
     await mine.acquire_lease(["r1"])
     older = mine._lease
@@ -751,7 +751,7 @@ def test_a_url_that_is_refused_does_not_show_its_password(url):
 
 
 @pytest.mark.parametrize(("ci", "outcome"), [("true", pytest.fail.Exception), ("", pytest.skip.Exception)])
-def test_without_an_etcd_a_test_is_skipped_but_fails_where_nobody_would_notice(monkeypatch, ci, outcome):
+def test_without_an_etcd_a_test_is_skipped_but_fails_in_ci(monkeypatch, ci, outcome):
     monkeypatch.setenv("CI", ci)
     monkeypatch.setattr("tests.servers.etcd.find_etcd", lambda: None)
     with pytest.raises(outcome, match="no etcd"):

@@ -130,7 +130,7 @@ async def test_a_client_certificate_serves_everything(guarded, opened, folder):
         ("", "if it speaks TLS, add ?tls=true to the URL, or ?ca=FILE"),
     ],
 )
-async def test_whoever_is_not_let_in_is_told_what_to_do(guarded, opened, folder, query, advice):
+async def test_a_client_that_etcd_refuses_is_told_what_to_do(guarded, opened, folder, query, advice):
     with pytest.raises(LeasesUnavailableError) as refused:
         await opened(f"etcd://{guarded.endpoint}/{query.format(folder)}")
     assert advice.format(folder) in str(refused.value)
@@ -210,7 +210,7 @@ async def test_a_role_for_the_prefix_is_enough(users, opened):
         ("shop:s3cret%2F%40@", "elsewhere", "role grant-permission ROLE readwrite --prefix=true /elsewhere/"),
     ],
 )
-async def test_a_user_who_is_refused_is_told_what_to_do(users, opened, login, prefix, advice):
+async def test_a_user_that_is_refused_is_told_what_to_do(users, opened, login, prefix, advice):
     with pytest.raises(LeasesUnavailableError) as refused:
         await opened(f"etcd://{login}{users.endpoint}/{prefix}")
     assert advice in str(refused.value)
@@ -231,7 +231,7 @@ async def test_a_token_that_has_grown_old_is_renewed(users, opened):
     assert await orphans_of(watch, "b#1")
 
 
-def test_an_orchestrator_that_is_not_let_in_says_so_in_one_line(users, tmp_path):
+def test_an_orchestrator_that_etcd_refuses_says_so_in_one_line(users, tmp_path):
     done = relight("orchestrator", "--leases", f"etcd://shop:hunter2@{users.endpoint}/shop", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1

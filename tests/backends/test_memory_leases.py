@@ -226,7 +226,7 @@ async def test_closing_ends_the_watch(leases):
 # ---- nobody keeps them
 
 
-async def test_without_leases_everything_is_ours_and_nobody_is_heard_of():
+async def test_without_leases_each_lease_is_granted_and_no_session_is_known():
     manager: LeaseManager = NoLeases()
     await manager.open("a#1", SOME_PROCESS, 60.0)
     await manager.heartbeat()

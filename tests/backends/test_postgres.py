@@ -188,7 +188,7 @@ async def test_many_new_runs_and_duplicates_in_one_batch(open_postgres):
     assert await store.get_blob(runs[1].id) == b"x"
 
 
-async def test_text_that_postgres_does_not_take_fails_nobody(open_postgres):
+async def test_text_that_postgres_does_not_take_fails_no_commit(open_postgres):
     store = await open_postgres()
     run = new_run(reason="a\0b")
     await created(store, run)

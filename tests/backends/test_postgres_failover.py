@@ -114,7 +114,7 @@ async def test_a_machine_that_is_switched_off_answers_nothing(opened, postgres_s
         await created(await opened(url), new_run())
 
 
-async def test_a_primary_that_does_not_know_us_yet(opened, postgres_server, postgres_admin):
+async def test_a_primary_that_does_not_know_the_user_yet(opened, postgres_server, postgres_admin):
     """Or a password that is being changed: whoever was let in before asks again."""
     await postgres_admin.execute("DROP ROLE IF EXISTS known; CREATE ROLE known LOGIN SUPERUSER")
     store = await opened(postgres_server.create_database().replace("//postgres:", "//known:"))

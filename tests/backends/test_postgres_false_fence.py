@@ -24,7 +24,7 @@ def _run(run_id: str, root_id: str) -> Run:
     )
 
 
-async def test_a_new_connection_of_another_lane_fences_nobody(postgres_server: PostgresServer, monkeypatch: Any):
+async def test_a_new_connection_of_another_lane_fences_no_commit(postgres_server: PostgresServer, monkeypatch: Any):
     store = PostgresStore(postgres_server.url(), clock=SYSTEM_CLOCK, schema="false_fence")
     await store.open()
     try:

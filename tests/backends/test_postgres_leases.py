@@ -125,7 +125,7 @@ async def test_what_is_released_is_due(store, leases):
     assert await store.claim({"running": 1}, "b#1") == {"running": 2}
 
 
-async def test_a_release_wakes_those_who_look_for_what_is_due(store, leases):
+async def test_a_release_wakes_stores_that_look_for_due_runs(store, leases):
     a = await leases("a#1")
     await created(store, new_run("run", owner="a#1"))
     heard: asyncio.Queue[News] = asyncio.Queue()
@@ -167,7 +167,7 @@ async def test_contenders_in_threads_of_their_own(store, make_runs, postgres_ser
     assert sorted(run_id for mine in grabbed for run_id in mine) == sorted(run_ids)
 
 
-async def test_a_session_that_began_while_we_waited_for_a_lock_counts(store, leases, postgres_server):
+async def test_a_session_that_began_while_the_contender_waited_for_a_lock_counts(store, leases, postgres_server):
     """A contender that waits behind the winner's transaction must see the winner's session, however young it is."""
     b = await leases("b#1")
     await created(store, new_run("run", owner=None, status=Status.PENDING))

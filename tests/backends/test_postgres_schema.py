@@ -81,7 +81,7 @@ async def test_another_programs_schema_is_refused_and_left_alone(open_postgres, 
     assert [row[0] for row in tables] == ["orders"]
 
 
-async def test_an_empty_schema_that_somebody_made_for_us_is_used(open_postgres, postgres_schema, postgres_admin):
+async def test_an_empty_schema_that_exists_already_is_used(open_postgres, postgres_schema, postgres_admin):
     await postgres_admin.execute(f"CREATE SCHEMA {postgres_schema}")
     await open_postgres()
 

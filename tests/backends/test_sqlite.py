@@ -113,7 +113,7 @@ async def test_a_newer_schema(store, path):
     assert "upgrade Relight" in message
 
 
-async def test_an_empty_file_becomes_ours(path):
+async def test_an_empty_file_becomes_a_store(path):
     path.touch()
     store = SqliteStore(path, clock=FixedClock())
     await store.open()
@@ -315,7 +315,7 @@ async def test_a_store_that_is_not_open_says_so(path, state):
         store.watch(lambda news: None)
 
 
-async def test_a_caller_that_is_cancelled_disturbs_nobody(store):
+async def test_a_caller_that_is_cancelled_disturbs_no_other_caller(store):
     calls = [asyncio.ensure_future(store.commit([creation(new_run(f"run-{n}"))])) for n in range(20)]
     await asyncio.sleep(0)
     for call in calls[::2]:

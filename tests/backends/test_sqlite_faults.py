@@ -181,7 +181,7 @@ async def test_opening_on_a_full_disk_can_be_tried_again(tmp_path, disk):
     await again.close()
 
 
-async def test_polling_a_broken_disk_disturbs_nobody(store):
+async def test_polling_a_broken_disk_disturbs_no_commit(store):
     loop, tried, times = asyncio.get_running_loop(), asyncio.Event(), []
 
     def poll(db: apsw.Connection) -> None:

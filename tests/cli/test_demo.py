@@ -139,7 +139,7 @@ def test_a_result_that_did_not_reach_the_restarted_flow_is_lost():
     assert command.judge(STORY, 5).lost == 1
 
 
-def test_a_result_that_nobody_computed_is_lost():
+def test_a_result_that_no_step_computed_is_lost():
     assert command.judge([line for line in STORY if line != Line(2, "effect", 4)], 4).lost == 1
 
 

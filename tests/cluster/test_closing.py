@@ -40,7 +40,7 @@ def proxies(arena: Arena) -> Iterator[dict[str, TcpProxy]]:
         ("postgres+etcd", ["postgres", "etcd"]),
     ],
 )
-async def test_it_ends_although_nobody_answers(arena: Arena, proxies: dict[str, TcpProxy], silent: list[str]):
+async def test_it_ends_although_no_server_answers(arena: Arena, proxies: dict[str, TcpProxy], silent: list[str]):
     assert arena.postgres is not None
     store = arena.store.replace(f":{arena.postgres.port}/", f":{proxies['postgres'].port}/")
     leases = arena.leases

@@ -56,7 +56,7 @@ def url(members: EtcdCluster, first: EtcdServer | None = None) -> str:
         pytest.param("leader", "kill", marks=pytest.mark.soak_ci),
     ],
 )
-async def test_a_member_is_gone_and_nobody_lets_go_of_anything(
+async def test_a_member_is_gone_and_no_orchestrator_lets_go_of_its_runs(
     arena: Arena, members: EtcdCluster, which: str, fault: str
 ):
     member = members.leader() if which == "leader" else members.followers()[0]

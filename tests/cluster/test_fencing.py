@@ -235,7 +235,7 @@ async def test_a_step_that_blocks_the_event_loop_costs_no_lease(arena: Arena):
 @pytest.mark.parametrize(
     "kind", [*(pytest.param(kind, marks=pytest.mark.soak_ci) for kind in ("sqlite", "postgres")), *ETCD]
 )
-async def test_views_of_who_is_alive_converge(arena: Arena):
+async def test_orchestrators_come_to_agree_on_which_of_them_are_alive(arena: Arena):
     """A dead one that is still listed is dropped when it lapses; a living one that is not listed yet is found."""
     async with arena.opened(TTL) as (cluster, rl):
 

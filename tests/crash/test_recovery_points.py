@@ -120,7 +120,7 @@ def test_the_leases_wrap_every_operation_of_the_port() -> None:
         *(pytest.param(name, dict(MOST), marks=pytest.mark.soak_ci, id=f"{name}, most") for name in CASES),
     ],
 )
-def test_another_brings_everything_to_its_end(
+def test_another_orchestrator_brings_every_run_to_its_end(
     name: str, steps: dict[Mode, int], explorers: Explorers, verify: Verify
 ) -> None:
     verify(explored(explorers(name), steps))
@@ -137,7 +137,7 @@ def test_another_brings_everything_to_its_end(
         *(pytest.param(name, {"after": 3}, marks=pytest.mark.soak_ci, id=f"{name}, more") for name in CASES),
     ],
 )
-def test_one_that_was_there_all_the_time_needs_no_restart(
+def test_an_orchestrator_that_was_there_all_the_time_needs_no_restart(
     name: str, steps: dict[Mode, int], explorers: Explorers, verify: Verify
 ) -> None:
     verify(explored(explorers(name, witness=True), steps))
@@ -162,7 +162,9 @@ def _told(kind: str) -> Check:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("steps", [{"after": 6}, pytest.param(dict.fromkeys(MODES, 1), marks=pytest.mark.soak)])
 @pytest.mark.parametrize("kind", ["cancel", "resume"])
-def test_told_in_the_moment_its_owner_pauses_it_and_dies(kind: str, steps: dict[Mode, int], verify: Verify) -> None:
+def test_a_message_in_the_moment_in_which_the_owner_pauses_the_run_and_dies(
+    kind: str, steps: dict[Mode, int], verify: Verify
+) -> None:
     """The other one has heard of it and left it to the owner. It may not wait for a restart."""
     with Explorer(
         "tests.crash.estates:told_while_paused",
@@ -189,7 +191,7 @@ def test_told_in_the_moment_its_owner_pauses_it_and_dies(kind: str, steps: dict[
     "steps", [{"after": 11, "raise": 13}, pytest.param(dict.fromkeys(MODES, 1), marks=pytest.mark.soak)]
 )
 @pytest.mark.parametrize("when", ["claim", "owners"])
-def test_whoever_corrects_an_owner_dies(
+def test_the_process_that_corrects_an_owner_dies(
     when: str, steps: dict[Mode, int], etcd_server: EtcdServer, verify: Verify
 ) -> None:
     """Whoever holds the lease was not able to claim the run, and hears nothing of the correction: it has to look."""

@@ -748,7 +748,7 @@ async def test_a_task_group_raises_the_same_group_after_replay(world: World):
     assert seen[0] == seen[1] == "(KeyError('one'),)"
 
 
-async def test_a_branch_that_nobody_awaits_fails_nobody_else(world: World):
+async def test_a_branch_that_is_not_awaited_fails_no_other_branch(world: World):
     @step
     async def fail() -> None:
         raise ValueError("lost")

@@ -168,7 +168,7 @@ async def _sleeps_in(world: World, run_id: str, generation: int) -> bool:
     return state.generation == generation and any(one.what == "sleep" for one in state.open.values())
 
 
-async def test_whoever_waits_for_it_hears_of_its_end_only(world: World):
+async def test_callers_that_wait_for_a_run_hear_of_its_end_only(world: World):
     @flow
     async def turning(n: int) -> str:
         await wait_for("go")

@@ -257,7 +257,7 @@ async def test_signals_keep_their_order_when_some_were_taken_back(world: World, 
     assert await finish(world, "t") == [500, 5]
 
 
-async def test_ends_of_spawned_runs_that_nobody_waits_for_do_not_pile_up(world: World):
+async def test_ends_of_spawned_runs_that_are_not_awaited_do_not_pile_up(world: World):
     @flow
     async def errand(n: int) -> int:
         return n

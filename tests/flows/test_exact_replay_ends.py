@@ -148,7 +148,7 @@ async def test_of_three_branches_entered_all_are_left_when_the_flows_timeout_has
 
 
 @pytest.mark.parametrize("how", ["returns", "fails", "is cancelled"])
-async def test_a_retrying_step_that_nobody_awaits_makes_no_attempt_after_the_runs_end(world: World, how: str):
+async def test_a_retrying_step_that_is_not_awaited_makes_no_attempt_after_the_runs_end(world: World, how: str):
     attempts = list[int]()
     kept = list[Any]()
 

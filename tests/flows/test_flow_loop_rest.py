@@ -13,7 +13,7 @@ from tests.flows.ways import Gate, park
 from tests.flows.world import World, until
 
 
-async def test_a_flow_that_spins_starves_nobody_and_can_be_cancelled(world: World):
+async def test_a_flow_that_spins_starves_no_other_run_and_can_be_cancelled(world: World):
     spinning = list[int]()
 
     @step

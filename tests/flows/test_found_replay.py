@@ -280,7 +280,7 @@ async def test_a_flow_that_waits_for_nothing_and_swallows_being_told_so_fails(wo
 # ---- what is left behind
 
 
-async def test_a_task_that_a_body_has_kept_may_be_cancelled_by_anybody(world: World):
+async def test_cancelling_a_task_that_a_body_has_kept_harms_no_step(world: World):
     kept = list[asyncio.Task[Any]]()
 
     @step

@@ -95,7 +95,7 @@ async def test_another_flow_or_input_under_a_taken_id_is_a_conflict(world: World
 
 
 @pytest.mark.parametrize("bad", ["", "a/b", "x" * 256, "line\nbreak", 7])
-async def test_ids_that_cannot_be(world: World, bad: Any):
+async def test_ids_that_are_refused(world: World, bad: Any):
     @flow
     async def nothing() -> None: ...
 
@@ -938,7 +938,7 @@ async def test_a_fork_survives_a_crash_and_can_be_forked(world: World):
     assert calls == ["1", "2", "2", "3", "3"]
 
 
-async def test_forks_that_cannot_be(world: World):
+async def test_forks_that_are_impossible(world: World):
     @step
     async def a() -> None: ...
 
@@ -1007,7 +1007,7 @@ async def test_a_closed_engine_says_so(tmp_path: Path):
 
 
 @pytest.mark.parametrize("turns", [0, 1000])  # that a look at the store takes: longer than all else that closing does
-async def test_whoever_waits_for_a_result_hears_that_the_engine_closes(world: World, turns: int):
+async def test_a_caller_that_waits_for_a_result_is_told_that_the_engine_closes(world: World, turns: int):
     @flow
     async def waiting() -> None:
         await wait_for("never")

@@ -37,7 +37,7 @@ def double_sync(x: int) -> int:
 
 
 @pytest.mark.parametrize("rooms", [1, 3])
-async def test_more_runs_than_rooms_all_complete(world: World, rooms: int):
+async def test_more_runs_than_fit_into_memory_all_complete(world: World, rooms: int):
     most = 0
 
     @flow
@@ -69,7 +69,7 @@ async def test_runs_that_wait_make_room_for_others(world: World, rooms: int):
 
 
 @pytest.mark.parametrize("rooms", [1, 3])
-async def test_more_sleepers_than_rooms_all_wake(world: World, rooms: int):
+async def test_more_sleepers_than_fit_into_memory_all_wake(world: World, rooms: int):
     @flow
     async def sleeping(x: int) -> int:
         await sleep("1h")
@@ -98,7 +98,7 @@ async def test_a_run_that_awaits_a_spawned_one_gives_it_its_room(world: World):
     assert await asyncio.gather(*(run.result(timeout="60s") for run in runs)) == [4 * n + 2 for n in range(5)]
 
 
-async def test_more_crashed_runs_than_rooms_are_all_recovered(world: World):
+async def test_more_crashed_runs_than_fit_into_memory_are_all_recovered(world: World):
     gate = asyncio.Event()
     begun: list[int] = []
 
@@ -254,7 +254,7 @@ async def test_sync_flows_that_wait_hold_no_thread(world: World):
     assert await asyncio.gather(*(run.result(timeout="60s") for run in runs)) == [2 * n + 1 for n in range(10)]
 
 
-async def test_a_checkpoint_waits_for_no_thread_of_a_full_house(world: World):
+async def test_a_checkpoint_waits_for_no_thread_when_all_are_in_use(world: World):
     @flow
     def long(x: int) -> int:
         for _ in range(20):
@@ -555,7 +555,7 @@ async def test_nothing_is_started_while_stopping(world: World):
 
 
 @pytest.mark.parametrize("parked", [False, True])
-async def test_whoever_awaits_a_result_is_told_of_the_shutdown(world: World, parked: bool):
+async def test_a_caller_that_awaits_a_result_is_told_of_the_shutdown(world: World, parked: bool):
     slow = Slow("async")
 
     @flow

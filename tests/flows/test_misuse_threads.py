@@ -149,7 +149,7 @@ async def test_an_operation_called_from_a_thread_of_an_async_flow_is_refused(
     assert len(await world.events(run.id)) == 2
 
 
-async def test_mapping_a_step_over_a_pool_charges_nobody(world: World):
+async def test_mapping_a_step_over_a_pool_executes_no_step(world: World):
     charged = list[int]()
 
     @step
@@ -169,7 +169,7 @@ async def test_mapping_a_step_over_a_pool_charges_nobody(world: World):
     assert charged == []
 
 
-async def test_a_pool_that_was_there_before_the_flow_charges_nobody_either(world: World):
+async def test_mapping_a_step_over_a_pool_made_before_the_flow_executes_no_step(world: World):
     """Its threads know nothing of the flow that hands them work, and are told nothing by ThreadPoolExecutor."""
     charged = list[int]()
 

@@ -213,7 +213,7 @@ async def test_spawning_under_a_taken_id(world: World):
 
 
 @pytest.mark.parametrize("where", ["in memory", "parked", "crashed"])
-async def test_spawning_under_the_id_of_a_run_that_somebody_else_started_and_is_under_way(world: World, where: str):
+async def test_spawning_under_the_id_of_a_run_that_another_caller_started_and_is_under_way(world: World, where: str):
     ship, order = shipping()
     rl = await world.open()
     shared = await rl.start(ship.with_id("s"))
@@ -267,7 +267,7 @@ async def test_a_run_that_recovery_gave_up_on_and_a_person_brought_back_is_await
     assert await finish(world, "o") == "shipped after all"
 
 
-async def test_a_run_is_brought_back_before_whoever_awaits_it_has_heard_that_it_ended(world: World):
+async def test_a_run_is_brought_back_before_the_run_that_awaits_it_has_heard_that_it_ended(world: World):
     _, order = shipping()
     rl = await world.open()
     await world.park(await rl.start(order.with_id("o")))

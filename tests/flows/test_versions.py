@@ -104,7 +104,7 @@ async def twice(world: World) -> bool:
 
 
 @pytest.mark.parametrize("freed", ["code restored", "policy changed"])
-async def test_fail_holds_the_run_until_somebody_decides(world: World, registry: Registry, freed: str):
+async def test_fail_holds_the_run_until_a_person_decides(world: World, registry: Registry, freed: str):
     await world.open(recovery={"version_mismatch": "fail"})
     await waiting(world, define(registry, program()))
     define(registry, program("return 'new'"))
@@ -399,7 +399,7 @@ async def test_a_missing_flow_holds_its_runs_until_it_is_registered(
     assert CALLS == ["work", "work"]
 
 
-async def test_a_run_held_for_want_of_its_flow_can_be_cancelled(world: World, registry: Registry):
+async def test_a_run_held_because_its_flow_is_missing_can_be_cancelled(world: World, registry: Registry):
     await world.open()
     await waiting(world, define(registry, program()))
     registry.remove("main")

@@ -81,7 +81,7 @@ async def test_a_sleep_of_nothing_is_no_wait(world: World):
 
 
 @pytest.mark.parametrize("how", ["crash", "close"])
-async def test_a_sleep_that_came_due_while_nobody_ran_fires_at_once(world: World, how: str):
+async def test_a_sleep_that_came_due_while_no_process_ran_fires_at_once(world: World, how: str):
     @flow
     async def rest() -> list[float]:
         before = now()
@@ -444,7 +444,7 @@ async def test_sleeping_parking_and_waking_in_real_time():
     assert calls == 2, "it was parked, and replayed"
 
 
-async def test_signals_are_heard_in_the_order_of_their_posting_whoever_posted_them(world: World):
+async def test_signals_are_heard_in_the_order_of_their_posting_whichever_process_posted_them(world: World):
     """The first is another process's, and this one has not been told of it yet when it posts the second."""
 
     @flow

@@ -130,7 +130,7 @@ async def test_a_lost_lease_is_let_go_of_run_by_run(
         await waiting.heard(rl, *waiting.names)
 
 
-async def test_somebody_who_watches_a_run_and_breaks_hides_nothing_from_the_others(
+async def test_a_watcher_that_breaks_hides_nothing_from_the_other_watchers(
     waiting: Waiting, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     async with Relight(tmp_path / "relight.db", park_after="1h") as rl:

@@ -89,7 +89,7 @@ async def test_a_lease_that_is_lost_while_the_engine_closes_ends_the_grace_of_it
 
 
 @pytest.mark.parametrize("answers", [True, False])
-async def test_a_run_that_is_created_while_its_engine_closes_leaves_nobody_waiting(
+async def test_a_run_that_is_created_while_its_engine_closes_leaves_no_caller_waiting(
     engines: Engines,
     monkeypatch: pytest.MonkeyPatch,
     answers: bool,

@@ -56,7 +56,7 @@ async def test_a_step_that_blocks_the_loop_for_longer_than_the_ttl_does_not_cost
     assert fenced.value("relight_leases_lost_total") == 0
 
 
-async def test_who_cannot_renew_lets_go_before_the_lease_lapses_and_comes_back(
+async def test_an_engine_that_cannot_renew_its_lease_lets_go_before_the_lapse_and_comes_back(
     engines: Engines, caplog: pytest.LogCaptureFixture
 ):
     work = Work()
@@ -255,7 +255,9 @@ async def test_a_dead_engine_s_runs_are_taken_over_when_its_lease_lapses(engines
     await until(lambda: a.metrics.value("relight_false_deaths_total") == 30)
 
 
-async def test_who_wakes_after_its_lapse_asks_before_the_next_step(engines: Engines, monkeypatch: pytest.MonkeyPatch):
+async def test_an_engine_that_wakes_after_its_lapse_asks_before_the_next_step(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+):
     """Frozen between two steps: the second must not run again, since another may have done it."""
     ran: list[str] = []
     where: list[str] = ["a"]
@@ -360,7 +362,7 @@ async def test_a_client_starts_runs_and_drives_none(engines: Engines):
     assert [session.name for session in sessions] == ["a"]
 
 
-async def test_many_orphans_drain_through_few_rooms(engines: Engines):
+async def test_many_orphans_are_driven_although_few_fit_into_memory(engines: Engines):
     @step
     async def quick() -> int:
         return 1
@@ -415,7 +417,7 @@ async def test_an_engine_whose_closing_is_broken_off_falls_silent(engines: Engin
     await until(lambda: not thread.is_alive())
 
 
-async def test_a_run_held_for_want_of_its_flow_is_passed_on_to_whoever_knows_it(
+async def test_a_run_held_because_its_flow_is_missing_is_passed_on_to_an_engine_that_knows_it(
     engines: Engines, monkeypatch: pytest.MonkeyPatch
 ):
     work, room = Work(), asyncio.Event()
@@ -447,7 +449,7 @@ async def test_a_run_held_for_want_of_its_flow_is_passed_on_to_whoever_knows_it(
     assert await (await knows.get("r")).result(timeout="60s") == 7
 
 
-async def test_a_run_that_is_fenced_by_nobody_goes_on(engines: Engines, monkeypatch: pytest.MonkeyPatch):
+async def test_a_run_that_is_fenced_without_a_new_owner_goes_on(engines: Engines, monkeypatch: pytest.MonkeyPatch):
     """Whatever made the store refuse a commit: its row still names this engine, so nobody else would ever take it up."""
     work = Work()
     rl = await engines.start("a", max_concurrent_runs=1)
@@ -469,7 +471,7 @@ async def test_a_run_that_is_fenced_by_nobody_goes_on(engines: Engines, monkeypa
     assert await rl.run(work.flow) == 7, "its room is free again"
 
 
-async def test_who_has_its_lease_again_looks_for_orphans_at_once(engines: Engines):
+async def test_an_engine_that_regains_its_lease_looks_for_orphans_at_once(engines: Engines):
     """It was told of them while it could claim nothing, and is not told again."""
     work = Work()
     a = await engines.start("a", recovery={"check_interval": "1h"})
@@ -497,7 +499,7 @@ async def test_who_has_its_lease_again_looks_for_orphans_at_once(engines: Engine
     assert await run.result(timeout="60s") == 7
 
 
-async def test_where_not_even_we_are_listed_nobody_is_taken_for_dead(engines: Engines):
+async def test_an_engine_that_is_not_listed_itself_takes_no_other_for_dead(engines: Engines):
     """As after a restore: the sessions are gone, and everybody lives."""
     work = Work()
     a, b = await engines.start("a"), await engines.start("b")

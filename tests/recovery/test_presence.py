@@ -58,7 +58,7 @@ async def engines(tmp_path: Path) -> AsyncIterator[Engines]:
 # ---- an etcd that comes back empty
 
 
-async def test_nobody_is_taken_for_dead_because_etcd_has_lost_its_data(engines: Engines, tmp_path: Path):
+async def test_no_orchestrator_is_taken_for_dead_because_etcd_has_lost_its_data(engines: Engines, tmp_path: Path):
     """Whoever registers first finds nobody else in the list, although all of them live."""
     with EtcdServer(tmp_path / "etcd", etcd_or_skip()) as server:
         leases = f"etcd://{server.endpoint}/lost"
@@ -105,7 +105,7 @@ def _session(owner: str, *, fresh: bool, at: float, process: Process = Process()
         (None, False, 150.0, True, 150.0),
     ],
 )
-def test_what_follows_from_who_is_listed(
+def test_which_owner_is_alive_follows_from_the_lists(
     listed: bool | None, noted: bool | None, complete_at: float, alive: bool, again: float | None
 ):
     presence = Presence(
@@ -168,7 +168,9 @@ async def test_stale_timeout_counts_from_the_last_heartbeat_also_if_the_death_wa
     assert await (await b.get("r")).result(timeout="60s") == 7
 
 
-async def test_stale_timeout_with_etcd_for_those_who_were_not_there(engines: Engines, etcd_server: EtcdServer):
+async def test_stale_timeout_with_etcd_for_an_orchestrator_that_was_not_there(
+    engines: Engines, etcd_server: EtcdServer
+):
     work, stale = Work(), 8.0
     leases = f"etcd://{etcd_server.endpoint}/stale"
     a = await engines.open("a", leases)
@@ -197,7 +199,7 @@ async def _left(rl: Relight, run_id: str, why: str) -> bool:
 # ---- the store knows its lease manager
 
 
-async def test_whoever_asks_another_lease_manager_is_refused(engines: Engines, etcd_server: EtcdServer):
+async def test_opening_with_another_lease_manager_is_refused(engines: Engines, etcd_server: EtcdServer):
     """It would take the living owner for dead: `resume` freed a live run, whose step ran twice."""
     work = Work()
     leases = f"etcd://{etcd_server.endpoint}/known"
@@ -218,7 +220,7 @@ async def test_whoever_asks_another_lease_manager_is_refused(engines: Engines, e
     assert work.begun == 1
 
 
-async def test_another_manager_may_be_brought_in_once_nobody_lives_by_the_old_one(
+async def test_another_manager_may_be_used_once_no_session_of_the_old_one_is_alive(
     engines: Engines, etcd_server: EtcdServer
 ):
     async with Relight(engines.path, drive=False):

@@ -75,7 +75,7 @@ async def test_an_orphan_stays_and_that_is_what_is_said(world: World):
     assert work.calls == ["first", "second"]
 
 
-async def test_an_orphan_that_somebody_resumes_elsewhere_is_taken_up(world: World):
+async def test_an_orphan_that_a_person_resumes_elsewhere_is_taken_up(world: World):
     work = Work()
     await work.die(world)
     _, client = await client_beside(world)
@@ -85,7 +85,7 @@ async def test_an_orphan_that_somebody_resumes_elsewhere_is_taken_up(world: Worl
 
 
 @pytest.mark.parametrize("how", ["engine", "handle"])
-async def test_a_paused_run_of_a_dead_process_is_taken_up_when_somebody_resumes_it(world: World, how: str):
+async def test_a_paused_run_of_a_dead_process_is_taken_up_when_a_person_resumes_it(world: World, how: str):
     @flow
     async def waits() -> Any:
         return await wait_for("go")
@@ -107,7 +107,7 @@ async def drives(world: World, run_id: str) -> bool:
     return any(run_id in engine.orchestrator.live for engine in world._engines)
 
 
-async def test_a_parked_run_of_a_dead_process_is_cancelled_when_somebody_asks_for_it(world: World):
+async def test_a_parked_run_of_a_dead_process_is_cancelled_when_a_person_asks_for_it(world: World):
     @flow
     async def waits() -> Any:
         return await wait_for("go")
@@ -320,7 +320,7 @@ async def test_a_run_that_is_started_again_after_a_restart_goes_on(engines: Engi
     assert work.begun == 2
 
 
-async def test_own_runs_have_no_more_than_their_room(engines: Engines):
+async def test_own_runs_take_no_more_room_than_there_is(engines: Engines):
     begun, gate, most = list[int](), asyncio.Event(), 0
 
     @step

@@ -163,7 +163,7 @@ async def test_a_doubt_stays_while_the_lease_is_lost(tmp_path: Path) -> None:
         assert await (await rl.get("r")).result(timeout="60s") == "done"
 
 
-async def test_a_run_that_is_ours_and_not_in_memory_is_found_by_looking(
+async def test_a_run_that_its_owner_does_not_have_in_memory_is_found_by_looking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever dropped it: nobody else may touch it, since its owner is alive."""
@@ -295,7 +295,7 @@ async def test_a_batch_is_divided_until_the_guilty_commit_is_alone() -> None:
         assert await runs[13].result(timeout="60s") == "guilty"
 
 
-async def test_a_fault_that_passes_costs_nobody_anything() -> None:
+async def test_a_fault_that_passes_costs_no_run_anything() -> None:
     store = Picky()
     store.once = True
     meets = batch_of("meets")
@@ -305,7 +305,7 @@ async def test_a_fault_that_passes_costs_nobody_anything() -> None:
         assert store.broke == 1
 
 
-async def test_a_store_that_breaks_on_everything_strands_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_breaks_on_everything_strands_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waking, "LOST_SECONDS", 0.2)
     monkeypatch.setattr(waking, "CHECK_SECONDS", 0.2)
     store = Picky()
@@ -320,7 +320,7 @@ async def test_a_store_that_breaks_on_everything_strands_nobody(monkeypatch: pyt
         assert await asyncio.gather(*(run.result(timeout="60s") for run in runs)) == [f"run {n}" for n in range(20)]
 
 
-async def test_a_bug_that_one_run_of_a_batch_brings_out_strands_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_that_one_run_of_a_batch_brings_out_strands_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore(clock=SYSTEM_CLOCK)
     meets = batch_of("meets")
     settle, broken = Writer.committed_up_to, list[str]()
@@ -433,7 +433,7 @@ async def _has_ended(store: Store, run_id: str) -> bool:
     return row is not None and row.status.terminal
 
 
-async def test_bringing_up_a_row_tells_whoever_waits_for_it() -> None:
+async def test_bringing_a_row_up_to_date_tells_the_run_that_waits_for_it() -> None:
     """The journal has the end and the row does not: as after a restore of half a backup."""
 
     @flow
@@ -494,7 +494,7 @@ async def test_a_child_that_is_cancelled_with_a_journal_that_cannot_be_read_tell
 
 @pytest.mark.parametrize("limit", [1, 2])
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-async def test_a_full_house_strands_nobody(limit: int, kind: str, tmp_path: Path) -> None:
+async def test_a_full_memory_strands_no_run(limit: int, kind: str, tmp_path: Path) -> None:
     """Nested spawns, signals to parked runs, pauses and sleeps, with room for one or two at a time."""
 
     @flow
@@ -564,7 +564,7 @@ async def test_due_runs_that_cannot_be_claimed_are_not_asked_for_without_a_pause
         assert store.asked <= before + 12
 
 
-async def test_others_due_runs_do_not_hide_our_own_while_recovery_is_off(tmp_path: Path) -> None:
+async def test_due_runs_of_other_owners_do_not_hide_own_runs_while_recovery_is_off(tmp_path: Path) -> None:
     @flow
     async def naps() -> str:
         await sleep("0.2s")
@@ -667,7 +667,7 @@ async def test_a_client_that_knows_the_flow_waits_for_an_orchestrator_that_does(
             assert await waiting == "done"
 
 
-async def test_a_client_that_knows_the_flow_hears_of_one_that_nobody_else_knows(
+async def test_a_client_that_knows_the_flow_hears_that_no_orchestrator_knows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waking, "CHECK_SECONDS", 0.05)

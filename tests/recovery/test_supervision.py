@@ -344,7 +344,7 @@ async def test_a_task_that_the_program_cancels_is_missed(caplog: pytest.LogCaptu
         assert "waker cannot be kept alive" in caplog.text
 
 
-async def test_everybody_can_see_that_an_owner_is_in_trouble(
+async def test_other_processes_can_see_that_an_owner_is_in_trouble(
     flows: Flows, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(supervisor, "MOST_FAILURES", 10**6)

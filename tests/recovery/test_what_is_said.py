@@ -203,7 +203,7 @@ async def test_an_outage_of_the_store_is_said_once_by_each_part(caplog: pytest.L
 # ---- many who wait
 
 
-async def test_many_who_wait_for_results_share_one_read_per_notification(world: World):
+async def test_many_callers_that_wait_for_results_share_one_read_per_notification(world: World):
     @flow
     async def waits() -> Any:
         return await wait_for("go")
@@ -240,7 +240,7 @@ async def test_many_who_wait_for_results_share_one_read_per_notification(world: 
     assert await asyncio.gather(*results) == [1] * 50
 
 
-async def test_whoever_asks_for_a_row_is_told_what_went_wrong(world: World):
+async def test_a_caller_that_asks_for_a_row_is_told_what_went_wrong(world: World):
     rl = await world.open()
     store: Any = rl.services.store
 

@@ -62,7 +62,7 @@ def test_random_stays_in_its_interval():
     assert len(set(drawn)) > 990
 
 
-def test_a_flow_that_seeds_the_global_generator_does_not_seed_ours():
+def test_a_flow_that_seeds_the_global_generator_does_not_seed_relights():
     state = random.getstate()
     try:
         random.seed(0)

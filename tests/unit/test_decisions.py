@@ -138,7 +138,7 @@ def test_a_paused_run_whose_owner_died_was_about_to_go_on():
 
 
 @pytest.mark.parametrize("status", [Status.WAITING, Status.PENDING])
-def test_runs_that_nobody_holds_go_by_their_time(status: Status):
+def test_a_run_without_an_owner_is_resumed_at_its_time(status: Status):
     free = {"status": status, "owner": None, "crashed": False}
     assert decide(facts(**free, wake_at=NOW)).action is Action.RESUME
     assert decide(facts(**free, wake_at=NOW + 1)).until == NOW + 1

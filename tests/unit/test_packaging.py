@@ -38,7 +38,7 @@ def test_an_extra_is_offered_only_for_what_the_code_uses(extra: str) -> None:
     assert names(PROJECT["optional-dependencies"][extra]) <= imported()
 
 
-def test_whoever_develops_has_every_extra() -> None:
+def test_the_dev_extra_has_every_other_extra() -> None:
     developing = names(PROJECT["optional-dependencies"]["dev"])
     for extra in EXTRAS:
         assert names(PROJECT["optional-dependencies"][extra]) <= developing, extra

@@ -13,7 +13,7 @@ from relight.execution.thread_pool import Job, Threads
 from tests.flows.world import until
 
 
-async def test_a_slot_that_came_for_somebody_who_no_longer_waits_is_given_back():
+async def test_a_slot_that_came_for_a_waiter_that_no_longer_waits_is_given_back():
     pool = Threads(asyncio.get_running_loop(), 1)
     first = await pool.slot()
     waiting = asyncio.create_task(pool.slot())
