@@ -1,4 +1,5 @@
-"""A fence that nobody has raised: the owner lets go of a run that is still in its name, and nobody else may take it."""
+"""A commit is fenced although no other process has claimed the run. If its owner let go of such a run, no other process
+could take it, because the row still names that owner."""
 
 from __future__ import annotations
 
