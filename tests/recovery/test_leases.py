@@ -1,4 +1,4 @@
-"""Several engines on one store, told apart and kept alive by their leases."""
+"""Several engines on one store: their leases tell them apart and say which are alive."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def test_the_runs_of_a_living_engine_are_left_alone(engines: Engines):
     b = await engines.start("b", recovery={"check_interval": "0.1s"})
     assert b._recovery is not None
     before = time.monotonic()
-    await until(lambda: time.monotonic() - before > 2 * TTL)  # several heartbeats and many looks
+    await until(lambda: time.monotonic() - before > 2 * TTL)  # several heartbeats and many checks
     assert (await b.row("r")).owner == a.services.owner
     assert (await b.explain("r")).owner_alive
     work.gate.set()
@@ -101,7 +101,7 @@ async def test_another_takes_over_what_was_let_go(engines: Engines):
 async def claimed_and_not_read(
     engines: Engines, monkeypatch: pytest.MonkeyPatch, work: Work, gate: asyncio.Event
 ) -> tuple[Relight, Relight]:
-    """Engine b has claimed run "r", which a let go of, and reads it when the gate is opened."""
+    """Engine b has claimed run "r", which engine a has let go of. It reads the run when the gate is opened."""
     reading = asyncio.Event()
     a = await engines.start("a")
     await a.start(work.flow.with_id("r"))
@@ -123,7 +123,8 @@ async def claimed_and_not_read(
 
 
 async def test_what_is_taken_up_while_the_lease_is_lost_is_let_go(engines: Engines, monkeypatch: pytest.MonkeyPatch):
-    """It came into memory after everything there had been let go of: driven on, nobody else could ever have it."""
+    """It came into memory after the engine had let go of all runs there. If it were driven, no other engine could ever
+    take it up."""
     work, gate = Work(), asyncio.Event()
     a, b = await claimed_and_not_read(engines, monkeypatch, work, gate)
     engines.leases["b"].cut = True
@@ -159,7 +160,7 @@ async def test_what_was_being_started_while_the_lease_was_lost_is_let_go(
 
 
 class Told:
-    """Tells run "r" something when it has come into memory, and before anything else is done with it."""
+    """Posts a message to run "r" when it has come into memory, before the engine does anything else with it."""
 
     def __init__(self, engines: Engines, orchestrator: Orchestrator, kind: MessageKind) -> None:
         self.store, self.orchestrator, self.kind = engines.store, orchestrator, kind
@@ -185,8 +186,8 @@ CANCEL = Message(run_id="r", kind=MessageKind.CANCEL, payload=b'"enough"')
 async def test_what_a_run_is_told_just_before_its_release_does_not_hide_what_it_was_told_earlier(
     engines: Engines, monkeypatch: pytest.MonkeyPatch, kind: MessageKind
 ):
-    """It came into memory too late, and its inbox was not handed to it. A pause that it heard now, and left memory for, would
-    leave the earlier request to cancel unread."""
+    """The run came into memory too late, so it did not get its inbox. If it received a pause now, and left memory
+    because of it, the earlier request to cancel would stay unread."""
     work, gate = Work(), asyncio.Event()
     a, b = await claimed_and_not_read(engines, monkeypatch, work, gate)
     await engines.store.post([CANCEL])
@@ -245,7 +246,7 @@ async def test_a_dead_engine_s_runs_are_taken_over_when_its_lease_lapses(engines
     b = await engines.start("b")
     a.services.heartbeats.stop_now()  # as if it were dead; its loop goes on, as if frozen just before a commit
     lapses = a.services.heartbeats.valid_until
-    # Not the owner in the row: whoever finds that b has the lease corrects that, also before b has claimed it.
+    # Not the owner in the row: an engine that finds b's lease corrects the row, also before b has claimed the run.
     await until(lambda: b.metrics.value("relight_recovery_claims_total") == 30)
     assert time.monotonic() >= lapses - 0.05, "taken before it lapsed"
     work.gate.set()
@@ -258,7 +259,7 @@ async def test_a_dead_engine_s_runs_are_taken_over_when_its_lease_lapses(engines
 async def test_an_engine_that_wakes_after_its_lapse_asks_before_the_next_step(
     engines: Engines, monkeypatch: pytest.MonkeyPatch
 ):
-    """Frozen between two steps: the second must not run again, since another may have done it."""
+    """The engine was frozen between two steps. It must not execute the second, since another engine may have done that."""
     ran: list[str] = []
     where: list[str] = ["a"]
     advance, held = LiveRun.advance, list[LiveRun]()
@@ -268,7 +269,7 @@ async def test_an_engine_that_wakes_after_its_lapse_asks_before_the_next_step(
     async def first() -> None:
         ran.append("first")
         if where == ["a"]:
-            held.append(frozen)  # its end is committed, and the flow does not go on
+            held.append(frozen)  # the step's end is committed, and the flow does not go on
 
     @step
     async def second() -> None:
@@ -326,7 +327,7 @@ async def test_a_restart_on_the_same_machine_need_not_wait_for_the_lapse(engines
     await a.start(work.flow.with_id("r"))
     await until(lambda: work.begun == 1)
     a.services.heartbeats.stop_now()
-    mark_dead(a.services.owner)  # its process is gone
+    mark_dead(a.services.owner)  # the process of that session is gone
     engines.open["dead"] = engines.open.pop("a")
     again = await engines.start("a", recovery={"lease_ttl": "1h"})
     await until(lambda: work.begun == 2)
@@ -384,7 +385,7 @@ async def test_many_orphans_are_driven_although_few_fit_into_memory(engines: Eng
 
 
 async def test_a_heartbeat_thread_that_is_stopped_in_the_middle_of_a_heartbeat_ends(engines: Engines):
-    """Nothing in a heartbeat need give the loop back, as on SQLite: stopped there, it once went on for ever."""
+    """A heartbeat need not let the loop do anything else, as on SQLite. When it was stopped there, it once went on for ever."""
     a = await engines.start("a")
     heartbeats = a.services.heartbeats
     beat = engines.leases["a"].heartbeat
@@ -400,7 +401,7 @@ async def test_a_heartbeat_thread_that_is_stopped_in_the_middle_of_a_heartbeat_e
 
 
 async def test_an_engine_whose_closing_is_broken_off_falls_silent(engines: Engines, monkeypatch: pytest.MonkeyPatch):
-    """Its runs are driven by nobody then: heartbeats that went on would keep them from everybody."""
+    """No engine drives its runs then. If the heartbeats went on, no other engine could take them up."""
     a = await engines.start("a")
     thread = a.services.heartbeats._thread
     assert thread is not None
@@ -436,7 +437,7 @@ async def test_a_run_held_because_its_flow_is_missing_is_passed_on_to_an_engine_
     knows, client = await engines.start("knows", max_concurrent_runs=1), await engines.start("client", drive=False)
     assert knows._recovery is not None
     await knows._recovery.caught_up.wait()
-    await until(lambda: not knows.orchestrator.waker._free_again)  # it has looked, at its start, and found none
+    await until(lambda: not knows.orchestrator.waker._free_again)  # it has looked, and found no freed run
     await knows.start(in_the_way)  # so that the one that does not know the flow comes first
     await client.start(work.flow.with_id("r"))
 
@@ -450,7 +451,8 @@ async def test_a_run_held_because_its_flow_is_missing_is_passed_on_to_an_engine_
 
 
 async def test_a_run_that_is_fenced_without_a_new_owner_goes_on(engines: Engines, monkeypatch: pytest.MonkeyPatch):
-    """Whatever made the store refuse a commit: its row still names this engine, so nobody else would ever take it up."""
+    """The store has refused a commit for whatever reason. The row still names this engine, so no other engine would
+    take the run up."""
     work = Work()
     rl = await engines.start("a", max_concurrent_runs=1)
     assert rl._recovery is not None
@@ -472,7 +474,7 @@ async def test_a_run_that_is_fenced_without_a_new_owner_goes_on(engines: Engines
 
 
 async def test_an_engine_that_regains_its_lease_looks_for_orphans_at_once(engines: Engines):
-    """It was told of them while it could claim nothing, and is not told again."""
+    """It was told of the orphans while it could claim no run, and it is not told again."""
     work = Work()
     a = await engines.start("a", recovery={"check_interval": "1h"})
     b = await engines.start("b")
@@ -491,7 +493,7 @@ async def test_an_engine_that_regains_its_lease_looks_for_orphans_at_once(engine
     await until(lambda: not a.services.heartbeats.may_drive)
     b.services.heartbeats.stop_now()
     await until(lambda: b.services.owner in told)
-    await until(lambda: recovery._ticker.resting)  # and it has looked, in vain
+    await until(lambda: recovery._ticker.resting)  # and it has looked, and could claim nothing
     assert (await a.row("r")).owner == b.services.owner
     engines.leases["a"].cut = False
     await until(owner_is(a, "r", "a"))
@@ -500,7 +502,7 @@ async def test_an_engine_that_regains_its_lease_looks_for_orphans_at_once(engine
 
 
 async def test_an_engine_that_is_not_listed_itself_takes_no_other_for_dead(engines: Engines):
-    """As after a restore: the sessions are gone, and everybody lives."""
+    """As after a restore of the store: the sessions are gone, and all engines are alive."""
     work = Work()
     a, b = await engines.start("a"), await engines.start("b")
     await b.start(work.flow.with_id("r"))
@@ -508,6 +510,6 @@ async def test_an_engine_that_is_not_listed_itself_takes_no_other_for_dead(engin
     assert a._recovery is not None
     await a._recovery.caught_up.wait()
     for leases in engines.leases.values():
-        leases.cut = True  # or a heartbeat would list them again
+        leases.cut = True  # otherwise a heartbeat would list them again
     engines.store.data.sessions.clear()
     assert await a._recovery.round(100) == 0

@@ -1,4 +1,5 @@
-"""A run whose status is of a newer version is unfinished, and shown as such: it is left to an orchestrator of that version."""
+"""A run whose status is of a newer version counts as unfinished, and is shown so. It is left to an orchestrator of that
+version."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 def rewrite(world: World, run_id: str, status: str, owner: str | None = None) -> None:
-    """As a newer version would."""
+    """Write the row as a newer version would."""
     if world.server is not None:
         who = "NULL" if owner is None else f"'{owner}'"
         world.server.sql(f"UPDATE {world.schema}.runs SET status = '{status}', owner = {who} WHERE id = '{run_id}'")
@@ -39,7 +40,7 @@ def rewrite(world: World, run_id: str, status: str, owner: str | None = None) ->
 
 
 async def three(world: World) -> Relight:
-    """A run as this version knows it, and two of a newer one; one of these is in the name of a dead owner."""
+    """A run as this version knows it, and two runs of a newer version. A dead owner owns one of the two."""
 
     @flow
     async def listens() -> Any:

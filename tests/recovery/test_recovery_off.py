@@ -1,4 +1,4 @@
-"""`recovery.enabled: false`: nothing is resumed by itself, what is said about that is true, and what a person resumes goes on."""
+"""`recovery.enabled: false`: no orphan is resumed by itself, explain and plan say so, and a run that a person resumes goes on."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Work:
 
 
 async def client_beside(world: World) -> tuple[Relight, Relight]:
-    """An orchestrator whose recovery is off, and a client, as the command line is one."""
+    """An orchestrator whose recovery is off, and a client, such as the command line."""
     driver = await world.open(**OFF)
     return driver, await world.open(**OFF, drive=False)
 
@@ -124,7 +124,7 @@ async def test_a_parked_run_of_a_dead_process_is_cancelled_when_a_person_asks_fo
 
 
 async def test_a_parked_run_of_a_dead_process_can_be_resumed(world: World):
-    """With recovery on it goes on by itself, and resuming it is refused; with recovery off nobody would wake it."""
+    """With recovery on, the run goes on by itself, and resuming it is refused. With recovery off, no process would wake it."""
 
     @flow
     async def waits() -> Any:
@@ -161,7 +161,7 @@ async def test_a_pending_run_is_refused_for_the_right_reason(world: World, regis
     assert "not registered in this process" not in str(refused.value)
 
 
-# ---- what it has not read
+# ---- messages that a run has not received
 
 
 async def test_explain_shows_unread_messages(world: World):
@@ -226,7 +226,7 @@ ALONE = {"recovery": {"enabled": False}}
 
 
 async def left_behind(engines: Engines, work: Blocking, *run_ids: str) -> None:
-    """These runs were released by an engine that is closed."""
+    """Leave runs that a closed engine has released."""
     a = await engines.start("a", **ALONE)
     for run_id in run_ids:
         await a.start(work.flow.with_id(run_id))
@@ -237,7 +237,7 @@ async def left_behind(engines: Engines, work: Blocking, *run_ids: str) -> None:
 
 @pytest.mark.parametrize("by", ["resume", "cancel"])
 async def test_what_a_person_frees_is_found_behind_others(engines: Engines, by: str):
-    """A room for one run, and others are due before it."""
+    """There is room for one run in memory, and others are due before it."""
     work = Blocking()
     await left_behind(engines, work, "r1", "r2", "r3")
     await engines.start("b", **ALONE, max_concurrent_runs=1)
