@@ -19,14 +19,14 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEXTS = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md"]
 MAX_COLUMNS = 120
-MAX_NOT_RUN = 5  # in all pages together: a block that nobody runs is a block that rots
+MAX_NOT_RUN = 5  # in all pages together: a block that is never run becomes wrong in time
 
 _FENCE = re.compile(r"^```(.*)$")
 _PRINTS = re.compile(r"# → (.+)$", re.MULTILINE)
 
 
 def blocks(page: Path) -> list[tuple[str, int, list[str]]]:
-    """The fenced blocks of a page: what stands behind the fence, the line it begins at, its lines."""
+    """The fenced blocks of a page: the text after the fence, the line at which the block begins, its lines."""
     found: list[tuple[str, int, list[str]]] = []
     inside = False
     for number, line in enumerate(page.read_text().splitlines(), start=1):
@@ -43,7 +43,7 @@ def blocks(page: Path) -> list[tuple[str, int, list[str]]]:
 
 
 def program(page: Path) -> str:
-    """The page's blocks at their own line numbers; "" when it has none to run."""
+    """The page's blocks at their own line numbers. "" if it has none to run."""
     lines: list[str] = []
     for kind, first, code in blocks(page):
         if kind == "python":
