@@ -1,4 +1,4 @@
-"""Where a configured value comes from, and what is said about a wrong one."""
+"""Where a configured value comes from, and what the error says about a wrong value."""
 
 from __future__ import annotations
 

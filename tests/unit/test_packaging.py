@@ -69,6 +69,6 @@ def test_importing_does_not_look_for_the_version() -> None:
 
 
 def test_every_pip_shows_the_licence() -> None:
-    """The field that older ones read. PEP 639 forbids an expression beside it."""
+    """The field that older versions of pip read. PEP 639 forbids an expression beside it."""
     assert PROJECT["license"] == {"text": "Apache-2.0"}
     assert "License :: OSI Approved :: Apache Software License" in PROJECT["classifiers"]

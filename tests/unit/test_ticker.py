@@ -1,4 +1,4 @@
-"""Rounds of a background part: when they are made, and that there is never more than one."""
+"""Rounds of a background part: when they are made, and that there is never more than one at a time."""
 
 from __future__ import annotations
 
