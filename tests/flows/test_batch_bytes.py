@@ -1,4 +1,5 @@
-"""A transaction is bounded by bytes as well: PostgreSQL takes no message over 1 GB, and such a batch would be tried for ever."""
+"""A transaction is also bounded by bytes. PostgreSQL accepts no message over 1 GB, and the store would try such a batch
+for ever."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ LIMIT = 500_000
 
 
 class Scale:
-    """Weighs what the store is given."""
+    """A store that counts the bytes that it gets."""
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         self.batches: list[int] = []

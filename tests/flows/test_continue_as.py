@@ -1,4 +1,4 @@
-"""continue_as(): a run that ends its generation and begins the next under the same id."""
+"""continue_as(): a run ends its generation and begins the next under the same id."""
 
 import asyncio
 from typing import Any
@@ -60,7 +60,7 @@ async def test_the_next_generation_begins_with_the_new_arguments(world: World, k
 
 
 async def test_the_row_keeps_its_creation_and_its_first_input(world: World):
-    """So that starting it once more under its id is the same run, in whatever generation."""
+    """So a second start under its id finds the same run, in whatever generation it is."""
 
     @flow
     async def counting(n: int) -> int:
@@ -143,7 +143,7 @@ async def test_what_it_is_in_is_shown(world: World):
     assert (await run.describe()).status in (Status.WAITING, Status.RUNNING)
 
 
-# ---- carried over
+# ---- what the next generation keeps
 
 
 async def test_the_deadline_is_the_runs_and_not_the_generations(world: World):
@@ -458,7 +458,7 @@ async def test_one_that_is_swallowed_is_said_when_it_is_called_again(world: Worl
 
 @pytest.mark.parametrize("how", ["raise", "return"])
 async def test_a_continue_as_of_ones_own_making_is_refused(world: World, how: str):
-    """Its arguments were never checked, and the checkpoint that would take the journal's place could not be read."""
+    """Its arguments were never checked. The checkpoint that replaces the journal could not be read."""
 
     @flow
     async def turning(n: int) -> Any:

@@ -1,4 +1,4 @@
-"""Runs of many generations that leave memory, are let go of, make room; and do not grow."""
+"""Runs of many generations leave memory, are released and make room for others. They do not grow."""
 
 import gc
 from typing import Any
@@ -23,7 +23,7 @@ async def test_cancelling_ends_it_in_whatever_generation(world: World):
         try:
             await wait_for("go")
         except RunCancelled:
-            return continue_as(n + 1)  # it is cancelled all the same
+            return continue_as(n + 1)  # in any case it is cancelled
         return continue_as(n + 1)
 
     rl = await world.open()
@@ -107,7 +107,7 @@ async def test_a_lease_that_is_lost_while_the_next_generation_is_committed(world
 
 
 async def test_a_lease_that_lapses_fences_the_next_generation(world: World):
-    """Another process claims it in the moment in which its next generation is committed."""
+    """Another process claims the run in the moment in which its next generation is committed."""
 
     @flow
     async def turning(n: int) -> int:
@@ -148,7 +148,7 @@ async def test_one_that_never_waits_makes_room_for_others(world: World):
     rl = await world.open(max_concurrent_runs=1)
     endless = await rl.start(spinning.with_id("s"), 0)
     runs = [await rl.start(short, n) for n in range(3)]
-    world.clock.advance("1s")  # it is due after them from now on
+    world.clock.advance("1s")  # from now on it is due after them
     assert [await run.result(timeout="60s") for run in runs] == [0, 1, 2]
     await until(lambda: is_beyond(world, "s", 10))
     await endless.cancel()
@@ -208,7 +208,7 @@ async def test_a_generation_that_waited_for_a_moment_is_not_kept_by_its_timer(wo
 
 
 async def test_a_checkpoint_of_the_last_generation_that_comes_late_is_refused(world: World):
-    """It is made in the background, from what the journal was."""
+    """The checkpoint was made in the background, from the earlier journal."""
     calls = Calls()
     mark = marking(calls)
 

@@ -1,4 +1,4 @@
-"""What the readers of the change found last: each of these hung, was lost, or was done behind the journal's back."""
+"""What the readers of the change found last: in each case something hung, was lost, or was done without the journal."""
 
 import asyncio
 import contextvars

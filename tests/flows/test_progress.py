@@ -1,4 +1,4 @@
-"""How far a run has come, for those who look at it: by foreach, and without reading what it has done."""
+"""How far a run has come, as a caller sees it: for each foreach, and without reading the run's results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def progress(done: int, total: int | None, failed: int = 0, key: str = "$foreach
 
 
 class Gates:
-    """A step per number that waits until it may go on, or fails."""
+    """A step for each number. It waits until it may go on, or fails."""
 
     def __init__(self, count: int) -> None:
         self.gates = [asyncio.Event() for _ in range(count)]
@@ -105,7 +105,7 @@ async def test_after_a_crash_it_goes_on_counting(world: World):
 
     @flow
     async def many() -> int:
-        return len(await foreach(numbers, gates.work, concurrency=9))  # more numbers after the crash
+        return len(await foreach(numbers, gates.work, concurrency=9))  # more items after the crash
 
     rl = await world.open()
     run = await rl.start(many.with_id("r"))
