@@ -193,7 +193,7 @@ class Order:
 
 @flow
 async def typed(order: Order, at: dt.datetime, *, tags: frozenset[str] = frozenset(), ratio: float = 1.0) -> list[str]:
-    """A child flow whose argument is not plain JSON."""
+    """A child flow whose arguments are not plain JSON."""
     assert isinstance(order, Order)
     assert isinstance(at, dt.datetime)
     assert isinstance(tags, frozenset)
@@ -317,7 +317,7 @@ async def signals_during(rl: Relight, life: Life) -> Any:
 
 
 async def signals_after(rl: Relight, life: Life) -> Any:
-    """The first life only waits; the signals come after the crash, or after a restart when there was none."""
+    """The first life only waits. The signals come after the crash, or after a restart if there was no crash."""
     handle = await life.start(rl, two_signals)
     if life.number == 1:
         await life.reached(handle.id, Status.WAITING)
@@ -541,7 +541,7 @@ async def paused_and_resumed(rl: Relight, life: Life) -> Any:
     if not life.facts("told", "resume"):
 
         async def paused() -> bool:
-            """Or the run goes on already: the process was killed after the store had the resume, and before it noted that."""
+            """Whether the run is paused. Or it goes on already: the process was killed between the resume and the note."""
             row = await life.store.get_run(handle.id)
             assert row is not None
             return row.status is Status.PAUSED or row.status.terminal or bool(life.facts("end", "between"))

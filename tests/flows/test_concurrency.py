@@ -749,7 +749,7 @@ async def test_a_task_group_raises_the_same_group_after_replay(world: World):
     assert seen[0] == seen[1] == "(KeyError('one'),)"
 
 
-async def test_a_branch_that_is_not_awaited_fails_no_other_branch(world: World):
+async def test_a_failed_branch_that_is_not_awaited_fails_nothing_else(world: World):
     @step
     async def fail() -> None:
         raise ValueError("lost")

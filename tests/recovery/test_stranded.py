@@ -195,7 +195,7 @@ async def recoveries(rl: Relight, run_id: str) -> int:
 
 
 class LosesAnswers(SqliteStore):
-    """A store that claims due runs, and breaks before it answers."""
+    """A store that claims due runs, and once raises an error instead of answering."""
 
     def __init__(self, path: Path, error: Exception) -> None:
         super().__init__(path, clock=SYSTEM_CLOCK)
