@@ -17,7 +17,7 @@ from tests.flows.watching import is_beyond, is_in_generation, waits_for
 from tests.flows.world import World, until
 
 
-async def test_cancelling_ends_it_in_whatever_generation(world: World):
+async def test_cancelling_ends_a_run_in_whatever_generation_it_is(world: World):
     @flow
     async def turning(n: int) -> int:
         try:
@@ -36,7 +36,7 @@ async def test_cancelling_ends_it_in_whatever_generation(world: World):
         await run.result()
 
 
-async def test_one_that_never_waits_can_be_cancelled_and_paused(world: World):
+async def test_a_run_that_never_waits_can_be_cancelled_and_paused(world: World):
     @flow
     async def spinning(n: int) -> int:
         return continue_as(n + 1)
@@ -54,7 +54,7 @@ async def test_one_that_never_waits_can_be_cancelled_and_paused(world: World):
         await run.result()
 
 
-async def test_closing_lets_go_of_it_and_it_goes_on_elsewhere(world: World):
+async def test_closing_releases_the_run_and_it_goes_on_elsewhere(world: World):
     @flow
     async def spinning(n: int) -> int:
         return n if n == 10_000_000 else continue_as(n + 1)
@@ -136,7 +136,7 @@ async def test_a_lease_that_lapses_fences_the_next_generation(world: World):
     assert await run.result() == 1
 
 
-async def test_one_that_never_waits_makes_room_for_others(world: World):
+async def test_a_run_that_never_waits_makes_room_for_others(world: World):
     @flow
     async def spinning(n: int) -> int:
         return continue_as(n + 1)

@@ -75,7 +75,7 @@ async def go_on_for(generations: int, folder: Path) -> list[Size]:
         pytest.param(1_000_000, marks=[pytest.mark.soak, pytest.mark.timeout(0)]),
     ],
 )
-async def test_it_does_not_grow(generations: int, tmp_path: Path):
+async def test_a_run_of_many_generations_does_not_grow(generations: int, tmp_path: Path):
     sizes = await go_on_for(generations, tmp_path)
     first, last = sizes[0], sizes[-1]
     assert last.file <= first.file + 2**20, sizes

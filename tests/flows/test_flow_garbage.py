@@ -83,7 +83,7 @@ def lose(clean_up: Callable[[], Coroutine[Any, Any, Any]]) -> None:
 
 
 @pytest.mark.parametrize("clean_up", CLEAN_UPS.values(), ids=CLEAN_UPS)
-async def test_what_it_asks_for_is_not_done_in_the_name_of_another_run(
+async def test_collected_code_asks_for_no_operation_in_the_run_that_it_interrupts(
     world: World, clean_up: Callable[[], Coroutine[Any, Any, Any]]
 ):
     @flow
@@ -100,7 +100,7 @@ async def test_what_it_asks_for_is_not_done_in_the_name_of_another_run(
     assert [one.key for one in await world.events(run.id)] == ["", "ship", ""]
 
 
-async def test_nor_is_a_step_called_plainly_where_no_run_is(world: World):
+async def test_collected_code_executes_no_step_outside_a_run(world: World):
     CALLS.clear()
     await world.open()
     lose(charge)
@@ -184,7 +184,7 @@ async def test_a_run_that_has_ended_is_freed_at_once(world: World):
         gc.enable()
 
 
-async def test_an_operation_that_was_called_before_is_not_begun_either(world: World):
+async def test_collected_code_begins_no_operation_that_it_had_called_before(world: World):
     @flow
     async def innocent() -> str:
         call = charge()

@@ -85,7 +85,7 @@ def asks(how: str) -> Flow[[], Any]:
 
 
 @pytest.mark.parametrize("how", ["step", "signal", "child", "item"])
-async def test_on_replay(world: World, lose: Callable[[World], None], how: str):
+async def test_a_missing_blob_on_replay(world: World, lose: Callable[[World], None], how: str):
     rl = await world.open(**CONFIG)
     run = await rl.start(asks(how).with_id("r"))
     if how == "signal":
@@ -97,7 +97,7 @@ async def test_on_replay(world: World, lose: Callable[[World], None], how: str):
     assert await goes_on(world, run) == len(LARGE)
 
 
-async def test_of_the_input(world: World, lose: Callable[[World], None]):
+async def test_a_missing_blob_of_the_input(world: World, lose: Callable[[World], None]):
     @flow
     async def takes(text: str) -> int:
         await wait_for("go")
@@ -117,7 +117,7 @@ async def test_of_the_input(world: World, lose: Callable[[World], None]):
     assert await goes_on(world, run, blob) == len(LARGE)
 
 
-async def test_of_a_signal_that_was_not_taken_yet(world: World, lose: Callable[[World], None]):
+async def test_a_missing_blob_of_a_signal_that_was_not_received_yet(world: World, lose: Callable[[World], None]):
     @flow
     async def takes() -> int:
         try:
@@ -137,7 +137,7 @@ async def test_of_a_signal_that_was_not_taken_yet(world: World, lose: Callable[[
     assert await goes_on(world, run) == len(LARGE)
 
 
-async def test_of_the_result_of_a_spawned_run(world: World, lose: Callable[[World], None]):
+async def test_a_missing_blob_of_the_result_of_a_spawned_run(world: World, lose: Callable[[World], None]):
     @flow
     async def makes() -> str:
         return LARGE
@@ -168,7 +168,7 @@ async def is_there(world: World, run_id: str) -> bool:
     return await world.rl.services.store.get_run(run_id) is not None
 
 
-async def test_of_what_an_earlier_attempt_of_the_flow_has_done(world: World, lose: Callable[[World], None]):
+async def test_a_missing_blob_of_an_earlier_attempt_of_the_flow(world: World, lose: Callable[[World], None]):
     failing = asyncio.Event()
 
     @flow(retry=Retry(attempts=3, delay="1h"))

@@ -168,7 +168,7 @@ SHAPES = sorted(shapes(exits))
 
 @RAISES
 @pytest.mark.parametrize("shape", SHAPES)
-async def test_it_fails_its_run_and_the_engine_goes_on(world: World, raises: Any, shape: str):
+async def test_an_exit_fails_its_run_and_the_engine_goes_on(world: World, raises: Any, shape: str):
     flows, patient = shapes(raises), other()
     rl = await world.open()
     beside = await rl.start(patient)

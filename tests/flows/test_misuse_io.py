@@ -69,7 +69,7 @@ CALLS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")  # made by asyncio before the flow
-async def test_it_is_refused_where_it_is_called_and_fails_the_run(world: World, name: str):
+async def test_io_is_refused_where_it_is_called_and_fails_the_run(world: World, name: str):
     outside = Outside()
 
     @step
@@ -98,7 +98,7 @@ async def test_it_is_refused_where_it_is_called_and_fails_the_run(world: World, 
 
 
 @pytest.mark.parametrize("where", ["task", "child", "foreach"])
-async def test_it_is_refused_in_every_branch(world: World, where: str):
+async def test_io_is_refused_in_every_branch(world: World, where: str):
     async def branch(n: int = 0) -> None:
         await asyncio.to_thread(nothing)
 
@@ -121,7 +121,7 @@ async def test_it_is_refused_in_every_branch(world: World, where: str):
     assert isinstance(cause.exceptions[0] if isinstance(cause, ExceptionGroup) else cause, FlowCodeError)
 
 
-async def test_a_flow_may_catch_it_and_go_on_and_does_so_again_on_replay(world: World):
+async def test_a_flow_may_catch_the_refusal_of_io_and_go_on_also_on_replay(world: World):
     seen = list[str]()
 
     @flow
@@ -144,7 +144,7 @@ async def test_a_flow_may_catch_it_and_go_on_and_does_so_again_on_replay(world: 
     assert seen[0] == seen[1]
 
 
-async def test_all_of_it_is_allowed_in_steps(world: World):
+async def test_io_is_allowed_in_steps(world: World):
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(await reader.readline())
         await writer.drain()

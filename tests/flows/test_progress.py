@@ -122,7 +122,7 @@ async def test_after_a_crash_it_goes_on_counting(world: World):
     assert await run.progress() == [progress(5, 5)]
 
 
-async def test_those_inside_an_item_belong_to_it_and_a_child_run_has_its_own(world: World):
+async def test_the_progress_inside_an_item_belongs_to_the_item_and_a_child_run_has_its_own(world: World):
     gates = Gates(2)
     gates.open()
 
@@ -211,7 +211,7 @@ async def test_an_attempt_with_fewer_items_has_no_more_done_than_there_are(world
     assert await run.progress() == [progress(2, 2)]
 
 
-async def test_a_next_generation_begins_without_any(world: World):
+async def test_a_next_generation_begins_without_progress(world: World):
     gates = Gates(2)
     gates.open()
 
@@ -228,7 +228,7 @@ async def test_a_next_generation_begins_without_any(world: World):
     assert await run.progress() == []
 
 
-def test_it_is_there_for_sync_code():
+def test_progress_is_there_for_sync_code():
     @step
     def double(n: int) -> int:
         return 2 * n

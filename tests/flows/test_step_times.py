@@ -330,7 +330,7 @@ async def test_pages(world: World):
     gate.set()
 
 
-def test_the_blocking_facade_has_them_too():
+def test_the_blocking_facade_has_step_times_too():
     @step
     def one() -> int:
         return 1

@@ -55,7 +55,7 @@ async def three(world: World) -> Relight:
     return rl
 
 
-async def test_they_are_listed_with_the_unfinished(world: World) -> None:
+async def test_runs_of_a_newer_version_are_listed_as_unfinished(world: World) -> None:
     rl = await three(world)
     rows = await rl.incomplete()
     assert [row.id for row in rows] == ["owned", "throttled", "known"]
@@ -66,7 +66,7 @@ async def test_they_are_listed_with_the_unfinished(world: World) -> None:
         assert NEWER in row.reason
 
 
-async def test_they_are_found_by_what_they_are_shown_as(world: World) -> None:
+async def test_runs_of_a_newer_version_are_found_by_the_status_that_is_shown(world: World) -> None:
     rl = await three(world)
 
     async def found(**where: Any) -> list[str]:
@@ -88,7 +88,7 @@ async def test_they_are_found_by_what_they_are_shown_as(world: World) -> None:
     assert await found(parent="nobody") == []
 
 
-async def test_the_plan_and_the_explanation_leave_them_to_a_newer_version(world: World) -> None:
+async def test_plan_and_explain_leave_such_runs_to_a_newer_version(world: World) -> None:
     rl = await three(world)
     plan = {one.run_id: one for one in await rl.plan()}
     assert set(plan) == {"owned", "throttled", "known"}
@@ -100,7 +100,7 @@ async def test_the_plan_and_the_explanation_leave_them_to_a_newer_version(world:
     assert not plan["known"].stuck
 
 
-async def test_the_command_says_so(world: World) -> None:
+async def test_the_command_shows_runs_of_a_newer_version(world: World) -> None:
     if world.server is not None:
         pytest.skip("the command is the same")
     await three(world)

@@ -61,7 +61,7 @@ async def client_beside(world: World) -> tuple[Relight, Relight]:
     return driver, await world.open(**OFF, drive=False)
 
 
-async def test_an_orphan_stays_and_that_is_what_is_said(world: World):
+async def test_an_orphan_stays_and_plan_and_explain_say_so(world: World):
     work = Work()
     await work.die(world)
     driver, client = await client_beside(world)

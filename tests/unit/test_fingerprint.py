@@ -314,7 +314,7 @@ def test_a_digest_is_the_head_of_md5_wherever_it_comes_from(data: bytes):
     assert text_digest(data) == hashlib.md5(data, usedforsecurity=False).hexdigest()[:16]
 
 
-def test_others_may_parse_in_the_midst_of_it():
+def test_other_code_may_parse_while_a_fingerprint_is_made():
     """A traceback parses when it is printed for an object that the garbage collector has found. Then CPython's count of
     the depth of the tree goes wrong."""
 

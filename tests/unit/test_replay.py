@@ -173,7 +173,7 @@ def test_deaths_alone_and_trials_are_folded():
     assert replay(shared, tried, alone, passed).crashes == Crashes(2, 1, 0, 7.0, 3.0)
 
 
-def test_that_a_long_step_was_begun_again_is_no_progress():
+def test_a_long_step_that_was_begun_again_is_no_progress():
     """The step is announced a second after each crash. If that counted as progress, a run that kills its processes
     would never be held."""
     recovered = j.RunRecovered("", "me", "you", 1.0)
