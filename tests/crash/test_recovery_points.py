@@ -46,7 +46,7 @@ NEXT = _life("c", OFTEN)
 
 class Case(NamedTuple):
     scenario: str
-    lives: list[dict[str, Any]]  # that prepares (if there is one), that is killed, that brings all to its end
+    lives: list[dict[str, Any]]  # one prepares (if `prepares`), one is killed, one brings all to its end
     prepares: bool = True
 
 
