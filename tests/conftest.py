@@ -1,7 +1,7 @@
-"""For all tests: the servers they need, and at the end of the output the number of crash points that were explored.
+"""For all tests: the servers that they need, and at the end of the output the number of crash points that were explored.
 
-There is one server of a kind per worker, started when the first test asks for it. It is defined here and nowhere else: a
-fixture that several conftest files import is another one in each of them, and so would be the server.
+Each worker has one server of a kind. It is started when the first test asks for it. It is defined here and nowhere else: a
+fixture that several conftest files import is another fixture in each of them, and each would start a server.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tests.servers.etcd import EtcdServer, etcd_or_skip
 from tests.servers.etcd_cluster import EtcdCluster
 from tests.servers.postgres import PostgresServer, ServerMissingError
 
-# The same examples every time, and none too slow for a busy machine. Others are tried by hand: --hypothesis-profile=default.
+# The same examples every time, and no deadline, because the machine may be busy. For new examples: --hypothesis-profile=default.
 hypothesis.settings.load_profile("ci")
 
-# Servers are started and asked by child processes. In those, gRPC's fork handlers would wake pollers whose files are closed,
-# and now and then the child died of it before it became psql.
+# Tests start child processes for servers and for psql. In these, gRPC's fork handlers would wake pollers whose files are closed.
+# Now and then such a child died of it before it became psql.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-# Processes are killed in tests, not machines: what they have written survives them without a disk.
+# Tests kill processes, not machines. The writes of a killed process survive without a disk.
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
@@ -57,7 +57,7 @@ def etcd_server() -> Iterator[EtcdServer]:
 
 @pytest.fixture(scope="module")
 def etcd_members() -> Iterator[EtcdCluster]:
-    """Not for the whole session: three members talk to each other all the time, also if nobody uses them."""
+    """Not for the whole session: three members talk to each other all the time, also if no test uses them."""
     with (
         tempfile.TemporaryDirectory(prefix="relight-etcds-", dir=MEMORY) as folder,
         EtcdCluster(Path(folder), etcd_or_skip()) as cluster,
@@ -67,14 +67,14 @@ def etcd_members() -> Iterator[EtcdCluster]:
 
 @pytest.fixture
 def etcd_cluster(etcd_members: EtcdCluster) -> Iterator[EtcdCluster]:
-    """Whole at the beginning of every test."""
+    """All members run at the beginning of every test."""
     yield etcd_members
     etcd_members.heal()
 
 
 @pytest.fixture(autouse=True)
 def no_password_is_shown(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Whatever a test does, nothing of it shows the password of the tests' PostgreSQL."""
+    """A test fails if anything that it does shows the password of the tests' PostgreSQL."""
     folder: Path | None = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
     with shown_passwords.watching() as found:
         yield
@@ -84,9 +84,10 @@ def no_password_is_shown(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Shared out over processes, tests are mixed, by their names: those that wait (for a lease to lapse, for a process to end)
-    stand together in their files, and while all processes wait at once, the machine has nothing to do. A group of tests that
-    share a server stays together, and comes first (pytest-xdist puts the largest groups in front)."""
+    """When tests are distributed over processes, they are mixed by their names. Tests that wait (for a lease to lapse,
+    for a process to end) are next to each other in their files. If all processes waited at once, the machine would be
+    idle. A group of tests that share a server stays together, and comes first (pytest-xdist begins with the largest
+    groups)."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: crc32(_group(item).encode()))
 
@@ -97,7 +98,7 @@ def _group(item: pytest.Item) -> str:
 
 
 def pytest_collection_finish() -> None:
-    """Thousands of tests stay as they are from here on: the garbage collector need not look at them again and again."""
+    """The objects of thousands of tests do not change any more. The garbage collector need not look at them again and again."""
     gc.freeze()
 
 

@@ -1,4 +1,4 @@
-"""The fixed seeds of the long tests, from `seeds.txt`: so that what CI says never depends on luck."""
+"""The fixed seeds of the long tests, from `seeds.txt`, so that the result of CI never depends on luck."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ FILE = Path(__file__).with_name("seeds.txt")
 
 
 def known_seeds(what: str) -> list[int]:
-    """Those of one kind, in the order of the file."""
+    """The seeds of one kind, in the order of the file."""
     found: list[int] = []
     for line in FILE.read_text().splitlines():
         kind, _, rest = line.partition(" ")

@@ -1,7 +1,7 @@
 """No log line, error or output of a command may show the password that stands in the URL of the tests' PostgreSQL.
 
-`tests/conftest.py` has every test watched: each log record that is made, each error of Relight's that is raised, whether or not
-the test catches it, and what processes wrote to logs in the test's folder. Helpers that read a process's output ask `shown`.
+`tests/conftest.py` watches every test: each log record, each error of Relight that is raised (also if the test catches it), and
+the logs that processes wrote into the test's folder. Helpers that read a process's output call `shown`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ LOG_FILES = ("*.log", "log", "*/*.log", "*/log")
 
 
 def shown(text: str, where: str) -> list[str]:
-    """Each place of a text that shows the password."""
+    """Each place in a text that shows the password."""
     return [f"{where}: {line}" for line in text.splitlines() if PASSWORD in line]
 
 
 @contextmanager
 def watching() -> Iterator[list[str]]:
-    """Watch this process; what is found is in the list."""
+    """Watch this process. Each place that is found is added to the list."""
     found: list[str] = []
     make, plain = logging.getLogRecordFactory(), RelightError.__init__
 
@@ -50,6 +50,6 @@ def watching() -> Iterator[list[str]]:
 
 
 def in_logs(folder: Path) -> list[str]:
-    """What processes of a test have logged into its folder."""
+    """The logs that the processes of a test have written into its folder."""
     files = {file for pattern in LOG_FILES for file in folder.glob(pattern) if file.is_file()}
     return [one for file in sorted(files) for one in shown(file.read_text(errors="replace"), f"log {file.name}")]

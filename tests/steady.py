@@ -2,7 +2,7 @@
 
     python -m tests.steady [--runs 10] [--busy-runs 5] [--busy 2] [-- PYTEST-ARGUMENTS]
 
-Prints a line for each run, and what failed; exits with 1 if anything did. What pytest wrote is in build/steady.
+Prints a line for each run, and what failed. Exits with 1 if anything failed. The output of pytest is in build/steady.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 FOLDER = Path(__file__).parents[1] / "build" / "steady"
 LINE = "{:>4}  {:<6} {:>8} {:>7} {:>7} {:>8}  {}"
 
-# Takes a core, and ends with whoever started it.
+# Takes a core, and ends with the process that started it.
 BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    for _ in range(10**6): pass\n"
 
 
@@ -65,7 +65,7 @@ def busy_processes(count: int) -> Iterator[None]:
 
 
 def run_tests(files: Path, arguments: list[str]) -> Result:
-    """One run of pytest, in a process of its own; its output and its report are files of this name."""
+    """One run of pytest, in a process of its own. Its output and its report are in files with this name."""
     report = files.with_suffix(".xml")
     report.unlink(missing_ok=True)
     begun = time.monotonic()
@@ -79,7 +79,8 @@ def run_tests(files: Path, arguments: list[str]) -> Result:
 
 
 def read_report(report: Path, seconds: float, code: int) -> Result:
-    """How many passed, and what failed, by pytest's report in XML. An exit code that no failure explains is one itself."""
+    """How many tests passed, and what failed, by pytest's XML report. An exit code that no failure explains counts as a
+    failure."""
     cases = list(ElementTree.parse(report).getroot().iter("testcase"))
     failed = {
         f"{case.get('classname')}::{case.get('name')}"

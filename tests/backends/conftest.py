@@ -1,4 +1,5 @@
-"""Stores on the PostgreSQL server that all tests of a worker share: a schema for each test, or one that is emptied for each."""
+"""Stores on the PostgreSQL server that all tests of a worker share. A test has a schema of its own, or one that is
+emptied before."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from tests.servers.postgres import PostgresServer
 
 _names = count(1)
 
-# Making a schema takes the server four times as long as what most tests of the conformance suites do in it.
+# Making a schema takes the server four times as long as most tests of the conformance suites take in it.
 EMPTIED = "emptied"
 _DELETE = f"""
 DO $$ DECLARE one text; BEGIN
@@ -26,7 +27,8 @@ END $$
 
 
 async def open_emptied(postgres_server: PostgresServer, clock: Clock) -> PostgresStore:
-    """A store on the schema that tests use one after the other. Nothing is in it, but numbers go on from the last test's."""
+    """A store on a schema that tests use one after the other. It is empty, but its sequences go on where the last test
+    ended."""
     store = PostgresStore(postgres_server.url(), clock=clock, schema=EMPTIED)
     await store.open()
     await store._pool.fetch(_DELETE)
@@ -35,7 +37,7 @@ async def open_emptied(postgres_server: PostgresServer, clock: Clock) -> Postgre
 
 @pytest.fixture
 def postgres_schema(postgres_server):
-    """A new schema's name: cheaper than a new database, and left to the server's end."""
+    """The name of a new schema. It is cheaper than a new database, and goes when the server ends."""
     return f"test_{next(_names)}"
 
 
@@ -58,7 +60,8 @@ async def open_postgres(postgres_server, postgres_schema):
 
 @pytest.fixture
 async def postgres_admin(postgres_server):
-    """An administrator's connection; made when it is needed, and again, since some tests restart the server."""
+    """An administrator's connection. It is made when a test needs it, and made again after a test that restarts the
+    server."""
     import asyncpg
 
     made: list[Any] = []

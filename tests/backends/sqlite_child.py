@@ -17,7 +17,7 @@ def say(*words: object) -> None:
 
 
 async def hammer(store: SqliteStore, name: str, rounds: str) -> None:
-    """Commit to runs of one's own as fast as possible, and fight for the shared run in between."""
+    """Commit to this process's own runs as fast as possible, and compete for the shared run in between."""
     mine = [new_run(f"{name}-{n}") for n in range(5)]
     await store.commit([creation(run) for run in mine])
     sequence, fenced, won = 1, 0, 0
@@ -33,7 +33,7 @@ async def hammer(store: SqliteStore, name: str, rounds: str) -> None:
 
 
 async def fight(store: SqliteStore, name: str) -> str:
-    """Claim the shared run and write to it until somebody else has claimed it."""
+    """Claim the shared run and write to it until the other process has claimed it."""
     run = await store.get_run("shared")
     assert run is not None
     claimed = await store.claim({"shared": run.epoch}, name)
@@ -45,7 +45,8 @@ async def fight(store: SqliteStore, name: str) -> str:
         (result,) = await store.commit([appending(mine, after, b"%d" % mine.epoch)])
         if isinstance(result, Fenced):
             assert result.epoch is not None
-            # Somebody wrote between our claim and our first look at the journal, or has claimed the run since.
+            # The other process wrote between this claim and the first look at the journal, or has claimed the run
+            # since.
             assert result.epoch >= mine.epoch
             return "fenced"
         assert isinstance(result, Committed)
@@ -54,7 +55,7 @@ async def fight(store: SqliteStore, name: str) -> str:
 
 
 async def append(store: SqliteStore, run_id: str) -> None:
-    """Append without end; say each sequence only once it is committed."""
+    """Append without end. Print each sequence only after it is committed."""
     run = new_run(run_id)
     after = await store.latest_sequence(run_id)
     if not after:

@@ -1,4 +1,4 @@
-"""EtcdLeases on an etcd as it is really run: three members, of which one dies, is frozen, or the majority is gone."""
+"""EtcdLeases on an etcd of three members, as in production: one member dies or is frozen, or the majority is gone."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.servers.etcd import EtcdServer
 from tests.servers.etcd_cluster import EtcdCluster
 
 TTL = 4.0  # an election takes a second here, and every heartbeat in between fails
-LAPSE_SECONDS = 2 * TTL + 52  # only ever used up by a failure
+LAPSE_SECONDS = 2 * TTL + 52  # a test waits for so long only if it fails
 NOBODY = Process()
 PREFIXES = (f"/relight-cluster-{os.getpid()}-{number}/" for number in count())
 
-# All share three servers, and bring them into states that others could not use.
+# All these tests share three servers, and bring them into states that other tests could not use.
 pytestmark = pytest.mark.xdist_group("etcd-cluster")
 
 
@@ -32,7 +32,7 @@ def cluster(etcd_cluster: EtcdCluster) -> EtcdCluster:
 
 @pytest.fixture
 async def opened(cluster):
-    """Opens managers by a URL with all members, that one first which the test is about."""
+    """Opens managers by a URL with all members. The member that the test is about is the first in it."""
     prefix = next(PREFIXES)
     managers: list[EtcdLeases] = []
 
@@ -90,8 +90,9 @@ class TestLeases(EtcdLeaseSuite):
 
 @pytest.mark.parametrize("which", ["leader", "follower"])
 @pytest.mark.parametrize("fault", ["kill", "freeze"])
-async def test_the_member_we_talk_to_is_gone_and_nothing_is_lost(cluster, opened, which, fault):
-    """Neither the session nor what hangs on it, nor a death that happens while the watch moves to another member."""
+async def test_the_member_that_a_manager_uses_is_gone_and_nothing_is_lost(cluster, opened, which, fault):
+    """Neither the session nor the keys on it are lost, nor a death that happens while the watch moves to another
+    member."""
     member = chosen(cluster, which)
     mine = await opened("a#1", first=member)
     other = await opened("b#1", first=next(one for one in cluster.members if one is not member))
@@ -100,7 +101,7 @@ async def test_the_member_we_talk_to_is_gone_and_nothing_is_lost(cluster, opened
     await other.acquire_lease(["r2"])
     third = await opened("c#1")
     await third.release_all()
-    assert await orphans_of(watch, "c#1") == Orphaned("c#1")  # the watch stands, on that member
+    assert await orphans_of(watch, "c#1") == Orphaned("c#1")  # the watch is open, on that member
     session = mine._lease
     async with beating(mine):
         getattr(member, fault)()
@@ -121,7 +122,7 @@ async def _released(leases: EtcdLeases) -> bool:
 
 
 async def test_a_call_waits_for_an_election(cluster, monkeypatch):
-    """As long as any call may take: all members refuse at once meanwhile, which is no reason to fail."""
+    """It waits as long as any call may take. Until then all members refuse at once, and that is no reason to fail."""
     monkeypatch.setattr(
         "relight.backends.etcd.leases.MAX_CALL_SECONDS", LAPSE_SECONDS
     )  # however long an election takes
@@ -154,7 +155,8 @@ async def _refused_for_want_of_a_leader(leases: EtcdLeases) -> bool:
 
 
 async def test_members_die_one_after_the_other_and_come_back(cluster, opened):
-    """Every switch begins at the last revision seen, also on a member that has just been started and has to catch up."""
+    """After every switch the watch goes on at the last revision that it has seen, also on a member that has just
+    started and has to catch up."""
     mine = await opened("a#1")
     watch = mine.watch_orphans()
     session = mine._lease
@@ -175,14 +177,14 @@ async def test_members_die_one_after_the_other_and_come_back(cluster, opened):
 
 
 @pytest.mark.parametrize("fault", ["kill", "freeze"])
-async def test_without_a_majority_nobody_gets_anything(cluster, opened, fault):
+async def test_without_a_majority_no_request_is_answered(cluster, opened, fault):
     last, *majority = cluster.members
     mine, other = await opened("a#1", first=last), await opened("b#1", first=last)
     watch = mine.watch_orphans()
     await other.acquire_lease(["r2"])
     for member in majority:
         getattr(member, fault)()
-    # The one that is left answers nobody, whatever it knows.
+    # The member that is left answers no manager, whatever it knows.
     for leases in (mine, other):
         await until(lambda leases=leases: _refuses(leases))
         begun = time.monotonic()
@@ -205,7 +207,8 @@ async def test_without_a_majority_nobody_gets_anything(cluster, opened, fault):
 
 
 async def _refuses(leases: EtcdLeases) -> bool:
-    """A leader that has lost its followers keeps leases alive until it notices, by itself: for an election timeout or two."""
+    """A leader that has lost its followers keeps leases alive until it notices that by itself: for an election timeout
+    or two."""
     try:
         await leases.heartbeat()
     except LeasesUnavailableError:

@@ -32,8 +32,8 @@ from tests.servers.proxy import TcpProxy
 TTL = 4.0  # a call may take three tenths of it: no machine is so busy
 CALL_SECONDS = TTL / 3  # no call takes longer, whatever happens to etcd
 PATIENT_TTL = 10.0  # etcd takes its time to check a password, by design
-SLACK_SECONDS = 20.0  # for a busy machine: what is looked at is that a call does not hang
-LAPSE_SECONDS = TTL + 56  # only ever used up by a failure
+SLACK_SECONDS = 20.0  # for a busy machine: the test only checks that a call does not hang
+LAPSE_SECONDS = TTL + 56  # a test waits for so long only if it fails
 NOBODY = Process()
 PREFIXES = (f"/relight-test-{os.getpid()}-{number}/" for number in itertools.count())
 
@@ -45,7 +45,7 @@ def etcd(etcd_server):
 
 @pytest.fixture
 def own_etcd(tmp_path):
-    """For tests that leave it in a state that others could not use."""
+    """An etcd for tests that leave it in a state that other tests could not use."""
     servers: list[EtcdServer] = []
 
     def start(**options) -> EtcdServer:
@@ -66,7 +66,8 @@ def proxy(etcd):
 
 @pytest.fixture
 async def opened(etcd):
-    """Opens managers, on one prefix of this test's own; closed at its end as a killed process would leave them."""
+    """Opens managers on a prefix of this test's own. At its end they are closed in the state in which a killed process
+    leaves them."""
     prefix = next(PREFIXES)
     managers: list[EtcdLeases] = []
 
@@ -85,7 +86,7 @@ async def opened(etcd):
 
 
 async def until(condition, seconds: float = LAPSE_SECONDS):
-    """Ask until the answer is true; etcd being away counts as no."""
+    """Ask until the answer is true. An etcd that does not answer counts as no."""
     deadline = time.monotonic() + seconds
     while True:
         with contextlib.suppress(LeasesUnavailableError):
@@ -102,7 +103,7 @@ async def beats(leases: EtcdLeases) -> bool:
 
 @contextlib.asynccontextmanager
 async def beating(*managers: EtcdLeases):
-    """As the heartbeat thread does, in the background, whether etcd answers or not."""
+    """Send heartbeats in the background, as the heartbeat thread does, whether etcd answers or not."""
 
     async def beat(leases: EtcdLeases) -> None:
         while True:
@@ -136,7 +137,7 @@ def unavailable_in_time():
 
 
 async def refuses_everything(leases: EtcdLeases) -> None:
-    """Not for the run that the test is about: what was refused may still be done once etcd reads it."""
+    """For another run than that of the test: etcd may still do what was refused, when it reads the request."""
     begun = time.monotonic()
     answers = await asyncio.gather(
         leases.heartbeat(),
@@ -154,7 +155,7 @@ async def refuses_everything(leases: EtcdLeases) -> None:
 
 
 def ask(etcd: EtcdServer, path: str, **body):
-    """An administrator, over etcd's HTTP gateway."""
+    """A request of an administrator, over etcd's HTTP gateway."""
     request = urllib.request.Request(f"http://{etcd.endpoint}/v3/{path}", json.dumps(body).encode())
     with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)
@@ -201,7 +202,7 @@ class EtcdLeaseSuite(conformance.LeaseSuite):
             async def gone() -> bool:
                 try:
                     return leases._owner not in {session.owner for session in await leases.list_orchestrators()}
-                except LeasesUnavailableError:  # a look has three tenths of the ttl, and is made again
+                except LeasesUnavailableError:  # one round has three tenths of the ttl, and is repeated
                     return False
 
             await until(gone, self.lapse_seconds)
@@ -256,7 +257,7 @@ async def test_opening_without_etcd_fails_in_time_and_the_same_object_opens_late
 
 
 async def test_opening_is_patient_with_an_etcd_that_is_slow(opened, proxy):
-    """No lease depends on a quick answer yet; once one does, a call that hangs must leave time for another."""
+    """No lease depends on a quick answer yet. Once one does, a call that hangs must leave time for another call."""
     proxy.stall()
     asyncio.get_running_loop().call_later(2 * MAX_CALL_PART * TTL, proxy.heal)
     mine = await opened("a#1", endpoints=[proxy.address])
@@ -278,7 +279,7 @@ async def test_frozen_for_longer_than_the_ttl(etcd, opened):
                 await leases.heartbeat()
     finally:
         etcd.thaw()
-    # All sessions have lapsed: they begin anew, and what was attached to them is free.
+    # All sessions have lapsed. They begin anew, and the runs that were attached to them are free.
     assert "r1" in (await orphans_of(watch, "a#1")).run_ids
     await until(lambda: beats(leases))
     await until(lambda: beats(other))
@@ -291,7 +292,7 @@ async def test_an_etcd_that_lost_its_data_is_taken_as_it_is(own_etcd, opened, tm
     etcd = own_etcd()
     leases = await opened(endpoints=[etcd.endpoint])
     async with beating(leases):
-        for number in range(300):  # revisions that the empty one does not have, nor gets by the deaths below
+        for number in range(300):  # revisions that the empty etcd does not have, and does not reach by the deaths below
             await leases.acquire_lease([f"r{number}"])
     watch = leases.watch_orphans()
     etcd.kill()
@@ -314,7 +315,7 @@ async def test_an_etcd_that_lost_its_data_is_taken_as_it_is(own_etcd, opened, tm
 
 
 @pytest.mark.parametrize("fault", ["cut", "stall"])
-async def test_one_that_is_cut_off_loses_its_runs_to_the_other(etcd, opened, proxy, fault):
+async def test_a_manager_that_is_cut_off_loses_its_runs_to_the_other(etcd, opened, proxy, fault):
     lonely, other = await opened("a#1", endpoints=[proxy.address]), await opened("b#1")
     watch = other.watch_orphans()
     await lonely.acquire_lease(["r1"])
@@ -339,7 +340,7 @@ async def test_a_watch_that_was_cut_off_tells_what_it_missed(opened, proxy, faul
     await other.acquire_lease(["r1"])
     third = await opened("c#1")
     await third.release_all()
-    assert await orphans_of(watch, "c#1") == Orphaned("c#1")  # it stands
+    assert await orphans_of(watch, "c#1") == Orphaned("c#1")  # the watch is open
     getattr(proxy, fault)()
     await until(lambda: _refused(lonely))
     await other.release_all()
@@ -392,7 +393,7 @@ async def test_a_watch_goes_on_after_a_compaction(etcd, opened, proxy):
     proxy.cut()
     await third.heartbeat()
     await other.acquire_lease([f"r{number}" for number in range(300)])
-    await third.release_all()  # before the compaction: it is lost, and nobody minds
+    await third.release_all()  # before the compaction: this end is lost, and that is accepted
     revision = ask(etcd, "kv/range", key=base64.b64encode(b"/none").decode())["header"]["revision"]
     ask(etcd, "kv/compaction", revision=revision, physical=True)
     proxy.heal()
@@ -452,7 +453,7 @@ def child(etcd):
         child.communicate()
 
 
-async def test_a_killed_process_pushes_its_runs(opened, child):
+async def test_the_runs_of_a_killed_process_are_pushed(opened, child):
     prefix = next(PREFIXES)
     mine = await opened("a#1", prefix=prefix, ttl=60.0)
     watch = mine.watch_orphans()
@@ -504,7 +505,7 @@ async def test_a_living_owner_that_lets_go_of_a_run_is_no_orphan(opened):
     assert await orphans_of(watch, "b#1") == Orphaned("b#1", ("held",))
 
 
-async def test_our_own_end_is_not_told_to_us(opened):
+async def test_the_end_of_its_own_session_is_not_told_to_a_manager(opened):
     mine, other = await opened("a#1"), await opened("b#1")
     mine_watch, other_watch = mine.watch_orphans(), other.watch_orphans()
     await mine.release_all()
@@ -548,8 +549,8 @@ async def test_closing_ends_a_call_that_hangs_without_cancelling_its_caller(open
 
 
 async def test_a_cancellation_that_comes_together_with_an_error_is_not_lost():
-    """gRPC loses about one in a hundred that come in the last moments of a call that fails. What it raises instead looks like
-    any other failure, and whoever tries again after those would never end."""
+    """gRPC loses about one in a hundred cancellations that come in the last moments of a call that fails. It raises an
+    error instead that looks like any other failure. A caller that tries again after such errors would never end."""
     with socket.create_server(("127.0.0.1", 0)) as unused:
         nobody = EtcdAddress((f"127.0.0.1:{unused.getsockname()[1]}",))
     usual = 0.0
@@ -574,7 +575,7 @@ async def test_a_cancellation_that_comes_together_with_an_error_is_not_lost():
 
 
 async def test_a_session_whose_end_was_heard_of_is_remembered_as_lapsed(opened):
-    """So that others can tell for how long it has been silent. etcd itself keeps nothing of it."""
+    """So that other managers can tell for how long it has been silent. etcd itself keeps no record of it."""
     mine, other, stranger = await opened("a#1"), await opened("b#1", process=Process(pid=7)), await opened("c#1")
     watch = mine.watch_orphans()
     async with beating(mine, stranger):
@@ -587,10 +588,10 @@ async def test_a_session_whose_end_was_heard_of_is_remembered_as_lapsed(opened):
         assert (lapsed.process, lapsed.started_at) == (before.process, before.started_at)
         assert before.expires_at - 1 <= lapsed.expires_at <= heard  # etcd counts in whole seconds
         assert lapsed.expires_at - lapsed.heartbeat_at == pytest.approx(TTL)
-        assert "b#1" not in {session.owner for session in await stranger.list_orchestrators()}  # it did not watch
-        await mine.forget_session("b#1")  # as is done when no run is left in its name
+        assert "b#1" not in {session.owner for session in await stranger.list_orchestrators()}  # no watch
+        await mine.forget_session("b#1")  # as recovery does when that session owns no run any more
         assert "b#1" not in {session.owner for session in await mine.list_orchestrators()}
-        # Told again, and alive again: who lives is not listed twice.
+        # It ends again, and is alive again: a living session is not listed twice.
         await other.heartbeat()
         await other.release_all()
         await orphans_of(watch, "b#1")
@@ -609,11 +610,11 @@ async def test_a_session_that_lapsed_begins_anew_without_its_runs(opened):
     assert await mine.acquire_lease(["r1", "r1", "r2"]) == {"r1": Acquired(), "r2": Acquired()}
 
 
-async def test_a_key_that_hangs_on_an_older_lease_of_ours_is_attached_to_todays(opened):
+async def test_a_key_on_an_older_lease_of_its_owner_is_attached_to_the_present_one(opened):
     mine, other = await opened("a#1"), await opened("b#1")
     await mine.acquire_lease(["r1"])
     older = mine._lease
-    await mine._begin()  # the answer to a first beginning may get lost
+    await mine._begin()  # the answer to a first beginning may be lost
     await mine.acquire_lease(["r1"])
     await mine._etcd.revoke(older)
     lease = await other.get_lease("r1")
@@ -668,7 +669,7 @@ async def test_a_user_with_a_password(own_etcd, opened):
     leases = await opened(ttl=PATIENT_TTL, **options)
     watch = leases.watch_orphans()
     assert await leases.acquire_lease(["r1"]) == {"r1": Acquired()}
-    leases._etcd.link()._token = "unknown.1"  # as one is that was not used for five minutes
+    leases._etcd.link()._token = "unknown.1"  # like a token that was not used for five minutes
     await leases.heartbeat()
     assert await leases.acquire_lease(["r1"]) == {"r1": Acquired()}
     other = await opened("b#1", ttl=PATIENT_TTL, **options)
@@ -692,7 +693,7 @@ async def test_tls(own_etcd, opened, certificate):
     leases = await opened(**parse_etcd_url(f"etcd://{etcd.endpoint}/?ca={certificate[0]}"))
     assert await leases.acquire_lease(["r1"]) == {"r1": Acquired()}
     with pytest.raises(LeasesUnavailableError):
-        await opened(endpoints=[etcd.endpoint], tls=Tls())  # an authority that nobody knows
+        await opened(endpoints=[etcd.endpoint], tls=Tls())  # an unknown authority
     with pytest.raises(LeasesUnavailableError, match="no-such-file"):
         await opened(endpoints=[etcd.endpoint], tls=Tls(ca="/no-such-file"))
 
@@ -751,7 +752,7 @@ def test_a_url_that_is_refused_does_not_show_its_password(url):
 
 
 @pytest.mark.parametrize(("ci", "outcome"), [("true", pytest.fail.Exception), ("", pytest.skip.Exception)])
-def test_without_an_etcd_a_test_is_skipped_but_fails_where_nobody_would_notice(monkeypatch, ci, outcome):
+def test_without_an_etcd_a_test_is_skipped_but_fails_in_ci(monkeypatch, ci, outcome):
     monkeypatch.setenv("CI", ci)
     monkeypatch.setattr("tests.servers.etcd.find_etcd", lambda: None)
     with pytest.raises(outcome, match="no etcd"):

@@ -1,4 +1,4 @@
-"""TLS, client certificates, users and roles of a real etcd: what gets in, and what those are told who do not."""
+"""TLS, client certificates, users and roles of a real etcd: which clients it accepts, and what the others are told."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.backends.test_etcd_leases import ask, orphans_of
 from tests.cli.shop import relight
 from tests.servers.etcd import EtcdServer, etcd_or_skip
 
-pytestmark = pytest.mark.xdist_group("etcd-security")  # all share certificates and a server
+pytestmark = pytest.mark.xdist_group("etcd-security")  # all these tests share certificates and a server
 
 TTL = 6.0
 KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
 
 
 class Authority:
-    """Signs certificates; all of it in one folder, each as NAME.pem and NAME.key."""
+    """Signs certificates. All are in one folder, each as NAME.pem and NAME.key."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
@@ -39,7 +39,7 @@ class Authority:
         return self._folder / f"{name}.pem", self._folder / f"{name}.key"
 
     def sign(self, name: str, for_: str) -> tuple[Path, Path]:
-        """A certificate and its key. `for_` is who may use it: IP:127.0.0.1, DNS:host."""
+        """A certificate and its key. `for_` says which host or user may use it: IP:127.0.0.1, DNS:host."""
         certificate, key = self._files(name)
         request, extension = self._folder / f"{name}.csr", self._folder / f"{name}.ext"
         extension.write_text(f"subjectAltName={for_}\n")
@@ -76,7 +76,7 @@ def stranger(folder: Path) -> Authority:
 def guarded(
     authority: Authority, stranger: Authority, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EtcdServer]:
-    """It lets those in who have a certificate of the authority."""
+    """An etcd that accepts clients with a certificate of the authority."""
     authority.sign("client", "DNS:client")
     stranger.sign("foreign", "DNS:client")
     with EtcdServer(
@@ -130,7 +130,7 @@ async def test_a_client_certificate_serves_everything(guarded, opened, folder):
         ("", "if it speaks TLS, add ?tls=true to the URL, or ?ca=FILE"),
     ],
 )
-async def test_whoever_is_not_let_in_is_told_what_to_do(guarded, opened, folder, query, advice):
+async def test_a_client_that_etcd_refuses_is_told_what_to_do(guarded, opened, folder, query, advice):
     with pytest.raises(LeasesUnavailableError) as refused:
         await opened(f"etcd://{guarded.endpoint}/{query.format(folder)}")
     assert advice.format(folder) in str(refused.value)
@@ -146,7 +146,7 @@ async def test_a_certificate_for_another_host(authority, folder, opened, tmp_pat
 
 
 async def test_a_renewed_certificate_is_read_without_a_restart(guarded, opened, folder):
-    """It was another authority's until somebody put the right one in its place."""
+    """The file has another authority's certificate until the right one replaces it."""
     for end in ("pem", "key"):
         shutil.copy(folder / f"foreign.{end}", folder / f"renewed.{end}")
     url = f"etcd://{guarded.endpoint}/?ca={folder}/authority.pem&cert={folder}/renewed.pem&key={folder}/renewed.key"
@@ -165,7 +165,7 @@ async def test_a_renewed_certificate_is_read_without_a_restart(guarded, opened, 
 
 @pytest.fixture(scope="module")
 def users(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    """Root, and `shop`, whose role is for one prefix. Tokens are of the kind that carries its contents."""
+    """An etcd with the users root and `shop`. The role of `shop` is for one prefix. The tokens contain their data."""
     key, public = folder / "token.key", folder / "token.pub"
     _openssl("genrsa", "-out", key, "2048")
     _openssl("rsa", "-in", key, "-pubout", "-out", public)
@@ -210,7 +210,7 @@ async def test_a_role_for_the_prefix_is_enough(users, opened):
         ("shop:s3cret%2F%40@", "elsewhere", "role grant-permission ROLE readwrite --prefix=true /elsewhere/"),
     ],
 )
-async def test_a_user_who_is_refused_is_told_what_to_do(users, opened, login, prefix, advice):
+async def test_a_user_that_is_refused_is_told_what_to_do(users, opened, login, prefix, advice):
     with pytest.raises(LeasesUnavailableError) as refused:
         await opened(f"etcd://{login}{users.endpoint}/{prefix}")
     assert advice in str(refused.value)
@@ -219,7 +219,7 @@ async def test_a_user_who_is_refused_is_told_what_to_do(users, opened, login, pr
 
 
 async def test_a_token_that_has_grown_old_is_renewed(users, opened):
-    """etcd refuses tokens from before the last change of users and roles."""
+    """etcd refuses tokens that are older than the last change of users and roles."""
     leases = await opened(f"etcd://shop:s3cret%2F%40@{users.endpoint}/shop")
     watch = leases.watch_orphans()
     ask_as_root(users, "auth/role/add", name="another")
@@ -231,7 +231,7 @@ async def test_a_token_that_has_grown_old_is_renewed(users, opened):
     assert await orphans_of(watch, "b#1")
 
 
-def test_an_orchestrator_that_is_not_let_in_says_so_in_one_line(users, tmp_path):
+def test_an_orchestrator_that_etcd_refuses_says_so_in_one_line(users, tmp_path):
     done = relight("orchestrator", "--leases", f"etcd://shop:hunter2@{users.endpoint}/shop", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1

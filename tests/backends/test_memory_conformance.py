@@ -19,7 +19,7 @@ async def store(clock):
 
 @pytest.fixture
 async def other(store):
-    return store  # its data cannot be reached but through the one object
+    return store  # its data can be reached only through the one object
 
 
 @pytest.fixture

@@ -113,7 +113,7 @@ async def test_acquiring_touches_nothing_but_the_owner(store, leases):
 
 @pytest.fixture
 def hasty():
-    """Threads that interrupt each other all the time."""
+    """Make threads interrupt each other all the time."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -139,7 +139,7 @@ async def test_contenders_in_threads_of_their_own(store, clock, make_runs):
 
 @pytest.mark.usefixtures("hasty")
 async def test_heartbeat_threads_in_other_threads_and_an_engine_that_writes(store, clock):
-    """Two of them acquire and release without a pause while runs are created and ended."""
+    """Two threads acquire and release without a pause while runs are created and ended."""
     done = threading.Event()
     turns = {"a#1": 0, "b#1": 0}
 
@@ -173,8 +173,8 @@ async def test_heartbeat_threads_in_other_threads_and_an_engine_that_writes(stor
 
 
 async def test_a_release_in_another_thread_is_heard_here(store, clock, leases):
-    """By the engine, whose runs are due now, and by a heartbeat thread on this loop."""
-    asyncio.get_running_loop().set_debug(True)  # refuses calls from other threads that would not wake it
+    """The engine hears it, whose runs are due now, and so does a heartbeat thread on this loop."""
+    asyncio.get_running_loop().set_debug(True)  # refuses calls from other threads that would not wake this loop
     news = asyncio.Event()
     heard = []
 
@@ -223,10 +223,10 @@ async def test_closing_ends_the_watch(leases):
     assert await asyncio.wait_for(watching, DEADLINE_SECONDS) == []
 
 
-# ---- nobody keeps them
+# ---- no manager keeps the leases
 
 
-async def test_without_leases_everything_is_ours_and_nobody_is_heard_of():
+async def test_without_leases_each_lease_is_granted_and_no_session_is_known():
     manager: LeaseManager = NoLeases()
     await manager.open("a#1", SOME_PROCESS, 60.0)
     await manager.heartbeat()

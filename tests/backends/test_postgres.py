@@ -1,4 +1,4 @@
-"""What is PostgreSQL's own: the schema, many processes, notifications, plans. Faults are in test_postgres_faults.py."""
+"""What only PostgreSQL has: many processes, keys in blocks, notifications. Faults are in test_postgres_faults.py."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from relight.testing.conformance.lease_build import DEADLINE_SECONDS, pause
 
 
 async def test_batches_of_several_stores_on_the_same_roots_never_deadlock(open_postgres, postgres_admin):
-    """Each sequence of each root is written by exactly one of them, whatever the order of their batches."""
+    """Exactly one of them writes each sequence of each root, whatever the order of their batches."""
     stores = [await open_postgres() for _ in range(3)]
     runs = [new_run(f"run-{n:02}") for n in range(40)]
     await created(stores[0], *runs)
@@ -42,7 +42,7 @@ async def test_batches_of_several_stores_on_the_same_roots_never_deadlock(open_p
             order = runs[number * 13 :] + runs[: number * 13]
             if number % 2:
                 order.reverse()
-            # Of both kinds: one takes the fast path, the other does not.
+            # Both kinds of commits: one takes the fast path, the other does not.
             entries = [[b"%d.%d" % (number, turn)] * (1 + turn % 2) for _ in order]
             results = await store.commit(
                 [appending(run, turn, *some) for run, some in zip(order, entries, strict=True)]
@@ -59,8 +59,8 @@ async def test_batches_of_several_stores_on_the_same_roots_never_deadlock(open_p
 
 
 async def test_commits_that_tell_end_park_and_log_never_deadlock(open_postgres, monkeypatch):
-    """They need the inbox's lock, alone or shared, and the log's: all in one order."""
-    monkeypatch.setattr(pool, "ATTEMPTS", 1)  # a deadlock would be tried again, and only cost a second
+    """They need the inbox's lock, exclusively or shared, and the log's: all take them in one order."""
+    monkeypatch.setattr(pool, "ATTEMPTS", 1)  # after a deadlock the store would try again, and lose only a second
     stores = [await open_postgres() for _ in range(3)]
     await created(stores[0], new_run("listener"))
     told = Message(run_id="listener", kind=MessageKind.SIGNAL, name="go", at=START)
@@ -104,7 +104,8 @@ async def test_nothing_is_written_under_the_old_epoch_once_a_claim_has_returned(
 
 
 async def test_ids_of_messages_rise_in_the_order_of_commits(open_postgres):
-    """A reader that goes on after the last id it has seen misses none, however many write at once."""
+    """A reader that goes on after the last id that it has seen misses no message, however many transactions write at
+    once."""
     stores = [await open_postgres() for _ in range(4)]
     teller = new_run("teller")
     await created(stores[0], new_run("a"), teller)
@@ -135,7 +136,8 @@ async def test_ids_of_messages_rise_in_the_order_of_commits(open_postgres):
 
 
 async def test_no_message_outlives_its_run(open_postgres, postgres_admin):
-    """Posting to runs that end at the same moment: each message is there before the end, and dropped, or refused."""
+    """Messages are posted to runs that end at the same moment. Each message is there before the end, and deleted, or it
+    is refused."""
     owner, poster = await open_postgres(), await open_postgres()
     runs = [new_run(f"run-{n}") for n in range(60)]
     await created(owner, *runs)
@@ -159,7 +161,7 @@ async def test_no_message_outlives_its_run(open_postgres, postgres_admin):
 
 
 async def test_a_run_that_was_deleted_and_made_again_is_another_one(open_postgres, postgres_admin):
-    """The store remembers keys of roots; one that no longer fits is looked up again."""
+    """The store remembers keys of roots. It looks up a key again that is no longer right."""
     store = await open_postgres()
     run = new_run()
     await created(store, run)
@@ -172,7 +174,7 @@ async def test_a_run_that_was_deleted_and_made_again_is_another_one(open_postgre
 
 
 async def test_many_new_runs_and_duplicates_in_one_batch(open_postgres):
-    """Keys come in blocks of 1000; a creation that finds its id taken takes nothing of the others."""
+    """Keys come in blocks of 1000. A creation whose id exists already has no effect on the others."""
     store = await open_postgres()
     runs = [new_run(f"run-{n:04}") for n in range(1300)]
     await created(store, *runs[::2])
@@ -188,7 +190,7 @@ async def test_many_new_runs_and_duplicates_in_one_batch(open_postgres):
     assert await store.get_blob(runs[1].id) == b"x"
 
 
-async def test_text_that_postgres_does_not_take_fails_nobody(open_postgres):
+async def test_text_that_postgres_does_not_take_fails_no_commit(open_postgres):
     store = await open_postgres()
     run = new_run(reason="a\0b")
     await created(store, run)
@@ -199,7 +201,7 @@ async def test_text_that_postgres_does_not_take_fails_nobody(open_postgres):
 
 
 async def hear(store):
-    """What a store is told of others, from the moment that it listens."""
+    """The news of other stores that a store hears, from the moment when it listens."""
     heard: asyncio.Queue[News] = asyncio.Queue()
     store.watch(heard.put_nowait)
     async with asyncio.timeout(DEADLINE_SECONDS):
@@ -235,7 +237,7 @@ async def test_news_of_others_and_never_of_oneself(open_postgres):
     await is_told(store.hold({"spawn": 0}, missing), News.RUNS | News.HELD)
     await is_told(commit_one(store, appending(run, 4, b"5", cancel_spawned="enough")), News.MAIL)
     await is_told(commit_one(store, appending(run, 5, b"6", changes=[changing(run, Status.FAILED)])), News.RUNS)
-    # Nothing but what was expected: whatever came too much stands before this one.
+    # Only the expected news: anything else would come before this one.
     await is_told(store.commit([creation(new_run("last", owner=None, status=Status.PENDING, wake_at=START))]), News.DUE)
     assert theirs.empty()
     assert mine.empty()

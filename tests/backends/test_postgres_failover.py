@@ -1,4 +1,5 @@
-"""A primary and its standby, both real: whoever takes writes is found, and what was acknowledged outlives a server."""
+"""A primary and its standby, both real: the store finds the server that takes writes, and acknowledged commits outlive
+a server."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def pair(postgres_server, request):
 
 @pytest.fixture
 def address(pair):
-    """One that leads to the primary."""
+    """A store that is connected to the primary."""
     with TcpProxy("127.0.0.1", pair.primary.port) as proxy:
         yield proxy
 
@@ -56,12 +57,12 @@ def swapped(url):
 
 
 def at(server: PostgresServer | TcpProxy, url):
-    """The same database, at this address alone."""
+    """The URL of the same database, at this address only."""
     return f"postgresql://postgres@127.0.0.1:{server.port}/{url.rpartition('/')[2]}"
 
 
 async def wait_for_the_standby(server: PostgresServer, tasks):
-    """Until as many commits have got to where the server waits for its standby. None may be acknowledged before."""
+    """Wait until so many commits wait for the standby. None of them may be acknowledged before."""
     query = "select count(*) from pg_stat_activity where wait_event = 'SyncRep'"
 
     async def seen():
@@ -76,7 +77,7 @@ async def all_fail(tasks):
     assert {type(result) for result in results} == {StoreUnavailableError}, results
 
 
-# ---- finding the one that takes writes
+# ---- finding the server that takes writes
 
 
 @pytest.mark.soak_ci
@@ -106,7 +107,7 @@ async def test_the_primary_is_found_behind_its_standby(pair, opened):
 
 
 async def test_a_machine_that_is_switched_off_answers_nothing(opened, postgres_server, monkeypatch):
-    """The next one is asked in time."""
+    """The store asks the next server in time."""
     monkeypatch.setattr(connection, "CONNECT_SECONDS", 1.0)
     with TcpProxy("127.0.0.1", postgres_server.port) as proxy:
         proxy.stall()
@@ -114,8 +115,8 @@ async def test_a_machine_that_is_switched_off_answers_nothing(opened, postgres_s
         await created(await opened(url), new_run())
 
 
-async def test_a_primary_that_does_not_know_us_yet(opened, postgres_server, postgres_admin):
-    """Or a password that is being changed: whoever was let in before asks again."""
+async def test_a_primary_that_does_not_know_the_user_yet(opened, postgres_server, postgres_admin):
+    """The same happens while a password is being changed. A store that was connected before asks again."""
     await postgres_admin.execute("DROP ROLE IF EXISTS known; CREATE ROLE known LOGIN SUPERUSER")
     store = await opened(postgres_server.create_database().replace("//postgres:", "//known:"))
     run = new_run()
@@ -140,7 +141,7 @@ async def test_a_primary_that_does_not_know_us_yet(opened, postgres_server, post
 async def test_a_standby_is_read_where_that_is_asked_for(pair, opened):
     url = pair.create_database()
     await created(await opened(url), new_run())
-    store = await until_it_works(lambda: opened(f"{at(pair.standby, url)}?target_session_attrs=any"))  # it follows soon
+    store = await until_it_works(lambda: opened(f"{at(pair.standby, url)}?target_session_attrs=any"))  # soon there
 
     async def there():
         return await store.get_run("run") is not None
@@ -154,7 +155,8 @@ async def test_a_standby_is_read_where_that_is_asked_for(pair, opened):
 
 
 async def test_commits_go_on_after_a_failover(pair, opened):
-    """Whoever commits tries again until it works; each entry stands exactly once, and none that was acknowledged is lost."""
+    """A process tries each commit again until it works. Each entry is there exactly once, and no acknowledged entry is
+    lost."""
     url = pair.create_database()
     store, other = await opened(url), await opened(url)
     runs = [new_run(f"run-{n}") for n in range(20)]
@@ -207,7 +209,7 @@ async def test_commits_go_on_after_a_failover(pair, opened):
 
 
 async def test_a_commit_whose_answer_is_lost_with_the_primary(pair, address, opened):
-    """The standby has it: so it was made, and is not made again."""
+    """The standby has the commit: so it was made, and is not made again."""
     database = pair.create_database().rpartition("/")[2]
     store = await opened(f"postgresql://postgres@{address.address},127.0.0.1:{pair.standby.port}/{database}")
     run = new_run()
@@ -220,7 +222,7 @@ async def test_a_commit_whose_answer_is_lost_with_the_primary(pair, address, ope
     await admin.execute("COMMIT")
     await admin.close()
 
-    async def replicated():  # or it would not be seen
+    async def replicated():  # otherwise the test would not notice
         return await asyncio.to_thread(pair.primary.sql, "select count(*) from relight.journal", database) == "2"
 
     await until(replicated)
@@ -233,7 +235,7 @@ async def test_a_commit_whose_answer_is_lost_with_the_primary(pair, address, ope
 
 
 async def test_what_only_the_primary_has_is_not_acknowledged(pair, opened):
-    """Its standby is away. The primary dies and comes back, with commits on its disk that nobody was told of."""
+    """The standby is down. The primary dies and comes back, with commits on its disk that it never acknowledged."""
     url = pair.create_database()
     store = await opened(url)
     run, new = new_run("run"), new_run("new")
@@ -253,7 +255,7 @@ async def test_what_only_the_primary_has_is_not_acknowledged(pair, opened):
     assert pair.primary.sql("select count(*) from relight.runs", url.rpartition("/")[2]) == "2"
     tasks = give()
     await wait_for_the_standby(pair.primary, tasks)
-    # Now it dies for good. The standby never got it: so it never was.
+    # Now the primary dies for good. The standby never got the commit, so the commit was never made.
     await asyncio.to_thread(pair.primary.kill)
     await all_fail(tasks)
     await asyncio.to_thread(pair.standby.start)
@@ -266,7 +268,7 @@ async def test_what_only_the_primary_has_is_not_acknowledged(pair, opened):
 
 @pytest.mark.soak_ci
 async def test_a_wait_for_the_standby_that_an_operator_breaks_off(pair, opened):
-    """The server then answers as if all were well, and adds a warning."""
+    """The server then answers as if all were well, and only adds a warning."""
     store = await opened(pair.create_database())
     run = new_run()
     signal = Message(run_id="run", kind=MessageKind.SIGNAL, name="go", dedup="1")
@@ -292,7 +294,7 @@ async def test_a_wait_for_the_standby_that_an_operator_breaks_off(pair, opened):
 
 @pytest.mark.soak_ci
 async def test_connections_to_a_server_that_was_made_read_only(pair, address, opened):
-    """Those that only read or listen would never be refused anything."""
+    """The server would never refuse a request of a connection that only reads or listens."""
     url = at(address, pair.create_database())
     store, reader = await opened(url), await opened(url)
     run = new_run()
@@ -313,7 +315,7 @@ async def test_connections_to_a_server_that_was_made_read_only(pair, address, op
 
 
 async def test_a_listener_finds_out_by_itself(pair, address, opened, monkeypatch):
-    """Nothing else is asked of the store meanwhile."""
+    """No other request goes to the store meanwhile."""
     monkeypatch.setattr(listen, "PROBE_SECONDS", 0.2)
     url = at(address, pair.create_database())
     store = await opened(url)
@@ -333,10 +335,10 @@ async def test_a_listener_finds_out_by_itself(pair, address, opened, monkeypatch
 
 @pytest.mark.soak_ci
 async def test_connections_to_a_server_that_does_not_know_of_its_successor(pair, address, opened):
-    """It lives on, and answers questions. Its commits wait for a standby that follows nobody any more."""
+    """The old primary is alive, and answers reads. Its commits wait for a standby that does not follow it any more."""
     url = at(address, pair.create_database())
     store = await opened(url)
-    store._committing[0]._command_seconds = 0.5  # before it connects; a busy machine may take as long
+    store._committing[0]._command_seconds = 0.5  # set before the store connects; a busy machine may take as long
     run = new_run()
     await until_it_works(lambda: store.commit([creation(run)]))
     heard: asyncio.Queue[News] = asyncio.Queue()
@@ -357,11 +359,12 @@ async def test_connections_to_a_server_that_does_not_know_of_its_successor(pair,
 
 @pytest.mark.parametrize("pair", ["asynchronous"], indirect=True)
 async def test_acknowledged_commits_that_vanish(pair, opened):
-    """Whoever made them is fenced. And keys that were given out are given out again: they lead to other runs."""
+    """The owner that made them is fenced. And the server assigns keys again that it had assigned before: they lead to
+    other runs."""
     url = pair.create_database()
     store = await opened(url)
     kept, lost = new_run("kept"), new_run("lost")
-    await asyncio.to_thread(pair.until_level)  # it has the schema
+    await asyncio.to_thread(pair.until_level)  # the standby has the schema
     await asyncio.to_thread(pair.standby.stop)
     await created(store, lost)
     assert await commit_one(store, appending(lost, 1, b"of lost")) == Committed(2)

@@ -1,4 +1,5 @@
-"""A fence that nobody has raised: the owner lets go of a run that is still in its name, and nobody else may take it."""
+"""A commit is fenced although no other process has claimed the run. If its owner let go of such a run, no other process
+could take it, because the row still names that owner."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def _run(run_id: str, root_id: str) -> Run:
     )
 
 
-async def test_a_new_connection_of_another_lane_fences_nobody(postgres_server: PostgresServer, monkeypatch: Any):
+async def test_a_new_connection_of_another_lane_fences_no_commit(postgres_server: PostgresServer, monkeypatch: Any):
     store = PostgresStore(postgres_server.url(), clock=SYSTEM_CLOCK, schema="false_fence")
     await store.open()
     try:

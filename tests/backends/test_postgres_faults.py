@@ -28,14 +28,14 @@ from tests.servers.proxy import TcpProxy
 
 
 async def until(condition):
-    """Waits for a condition of the server or the store."""
+    """Wait for a condition of the server or the store."""
     async with asyncio.timeout(DEADLINE_SECONDS):
         while not await condition():
             await pause(0.01)
 
 
 async def until_it_works(action):
-    """Tries again while the store says that it is unavailable, as its callers do."""
+    """Try again while the store says that it is unavailable, as its callers do."""
     async with asyncio.timeout(DEADLINE_SECONDS):
         while True:
             try:
@@ -46,7 +46,7 @@ async def until_it_works(action):
 
 @contextlib.asynccontextmanager
 async def locked(postgres_admin, store, table="heads"):
-    """Somebody holds the locks of all rows of a table."""
+    """Another connection has locked all rows of a table."""
     await postgres_admin.execute("BEGIN")
     await postgres_admin.execute(f"SELECT FROM {store.schema}.{table} FOR UPDATE")
     try:
@@ -86,7 +86,8 @@ async def test_a_backend_that_is_ended_in_the_middle_of_a_commit(open_postgres, 
 
 
 async def test_an_answer_that_is_lost(open_postgres, monkeypatch):
-    """The commit took place and the connection broke before its answer came: given again, it is recognised."""
+    """The commit was made, and the connection broke before the answer came. The store recognises the commit when it is
+    repeated."""
     store = await open_postgres()
     runs = [new_run(f"run-{n}") for n in range(3)]
     real = asyncpg.Connection.fetch
@@ -116,7 +117,8 @@ async def test_an_answer_that_is_lost(open_postgres, monkeypatch):
 
 @pytest.mark.parametrize("how", ["restart", "kill"])
 async def test_a_server_that_goes_away_while_commits_are_made(open_postgres, postgres_server, how):
-    """Whoever commits tries again until it works; each entry stands exactly once, and none that was acknowledged is lost."""
+    """A process tries each commit again until it works. Each entry is there exactly once, and no acknowledged entry is
+    lost."""
     store = await open_postgres()
     runs = [new_run(f"run-{n}") for n in range(20)]
     await created(store, *runs)
@@ -183,7 +185,8 @@ async def test_everything_says_so_while_the_server_is_away(open_postgres, postgr
 
 
 async def test_a_server_that_has_become_read_only(open_postgres, postgres_admin):
-    """After a failover the old primary takes no writes: its connections are dropped, so that the new one is found."""
+    """After a failover the old primary takes no writes. The store drops its connections, so that it finds the new
+    primary."""
     store = await open_postgres()
     run = new_run()
     await created(store, run)
@@ -219,11 +222,11 @@ def test_the_server_that_takes_writes_is_looked_for():
     ]
     assert connection.parse("postgresql://a/d").primary
     assert not connection.parse("postgresql://a:1,b:2/d?target_session_attrs=any").primary
-    assert connection.parse("postgresql://a/d?pgbouncer=true").attributes is None  # it knows its servers itself
+    assert connection.parse("postgresql://a/d?pgbouncer=true").attributes is None  # PgBouncer knows its servers itself
 
 
 async def test_the_server_that_takes_writes_is_found(open_postgres, postgres_server):
-    """The first address answers nobody."""
+    """The first address does not answer."""
     with TcpProxy("127.0.0.1", postgres_server.port) as proxy:
         proxy.cut()
         store = await open_postgres(f"postgresql://postgres@{proxy.address},127.0.0.1:{postgres_server.port}/postgres")
@@ -317,14 +320,14 @@ async def test_a_deadlock_is_tried_again(open_postgres, postgres_admin):
     lock = f"SELECT FROM {store.schema}.heads WHERE run = $1 FOR UPDATE"
     await postgres_admin.execute(
         "SET deadlock_timeout = '1min'"
-    )  # the store's session notices, and is the one to give way
+    )  # the store's session detects the deadlock, so the server ends that one
     await postgres_admin.execute("BEGIN")
     await postgres_admin.fetch(lock, keys[1][0])
     committing = asyncio.create_task(store.commit([appending(b, 1, b"2"), appending(a, 1, b"2")]))
     await until(waiters(postgres_admin))
     before = await postgres_admin.fetchval("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'relight'")
     async with asyncio.timeout(DEADLINE_SECONDS):
-        await postgres_admin.fetch(lock, keys[0][0])  # only once the store has given way
+        await postgres_admin.fetch(lock, keys[0][0])  # returns only after the server has ended the store's transaction
         await postgres_admin.execute("COMMIT")
         assert await committing == [Committed(2), Committed(2)]
     assert (

@@ -69,7 +69,7 @@ def lapse():
         async with asyncio.timeout(DEADLINE_SECONDS):
             while fresh:
                 await pause(0.02)
-                with contextlib.suppress(LeasesUnavailableError):  # a look has a third of the ttl, and is made again
+                with contextlib.suppress(LeasesUnavailableError):  # one round has a third of the ttl, and is repeated
                     sessions = await manager.list_orchestrators()
                     fresh = any(session.fresh for session in sessions if session.owner == manager._owner)
 
@@ -91,7 +91,7 @@ class TestLeases(conformance.LeaseSuite):
 
 
 async def test_a_lease_is_the_owner_column(store, leases):
-    """Whatever the store writes there acquires or releases; and what is acquired touches nothing else."""
+    """What the store writes there acquires or releases a lease. Acquiring a lease changes nothing else."""
     a, b = await leases("a#1"), await leases("b#1")
     started = new_run("started", owner="a#1")
     free = new_run("free", status=Status.WAITING, owner=None, wake_at=START + 9, reason="why")
@@ -125,13 +125,13 @@ async def test_what_is_released_is_due(store, leases):
     assert await store.claim({"running": 1}, "b#1") == {"running": 2}
 
 
-async def test_a_release_wakes_those_who_look_for_what_is_due(store, leases):
+async def test_a_release_wakes_stores_that_look_for_due_runs(store, leases):
     a = await leases("a#1")
     await created(store, new_run("run", owner="a#1"))
     heard: asyncio.Queue[News] = asyncio.Queue()
     store.watch(heard.put_nowait)
     async with asyncio.timeout(DEADLINE_SECONDS):
-        assert await heard.get() is News.ANYTHING  # it listens
+        assert await heard.get() is News.ANYTHING  # the store listens
         await a.release_lease("run")
         assert await heard.get() is News.DUE
 
@@ -147,7 +147,7 @@ async def test_the_epoch_decides_not_the_owner(store, leases):
 
 
 async def test_contenders_in_threads_of_their_own(store, make_runs, postgres_server):
-    """As heartbeat threads do it: each on its own loop, all at once."""
+    """Like heartbeat threads: each on its own loop, all at once."""
     run_ids = await make_runs(200)
     together = threading.Barrier(4)
 
@@ -167,8 +167,9 @@ async def test_contenders_in_threads_of_their_own(store, make_runs, postgres_ser
     assert sorted(run_id for mine in grabbed for run_id in mine) == sorted(run_ids)
 
 
-async def test_a_session_that_began_while_we_waited_for_a_lock_counts(store, leases, postgres_server):
-    """A contender that waits behind the winner's transaction must see the winner's session, however young it is."""
+async def test_a_session_that_began_while_the_contender_waited_for_a_lock_counts(store, leases, postgres_server):
+    """A contender waits for the winner's transaction. After that it must see the winner's session, however new that
+    is."""
     b = await leases("b#1")
     await created(store, new_run("run", owner=None, status=Status.PENDING))
     winner = await asyncpg.connect(postgres_server.url())
@@ -257,7 +258,7 @@ async def test_a_quiet_watch_looks_once_per_two_thirds_of_the_ttl(leases, monkey
 
     def timeout(seconds):
         waits.append(seconds)
-        return asyncio.timeout_at(0)  # it is over at once
+        return asyncio.timeout_at(0)  # the session lapses at once
 
     sessions, now = await a._look()
     with monkeypatch.context() as patch:

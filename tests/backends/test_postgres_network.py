@@ -1,4 +1,5 @@
-"""Tasks are cancelled and networks are cut under a PostgresStore: nothing hangs, nothing is poisoned, news comes back."""
+"""Tasks are cancelled and networks are cut under a PostgresStore: nothing hangs, no connection is left broken, news
+comes back."""
 
 from __future__ import annotations
 
@@ -31,17 +32,18 @@ async def test_a_cancelled_task_leaves_no_poisoned_connection(open_postgres, pos
             with pytest.raises(asyncio.CancelledError):
                 await task
         await store.get_run("run")
-    # What had been asked for may still take place, or not: as ever, giving it again settles it.
+    # The server may still make the cancelled commit, or not. As always, repeating the commit settles it.
     assert await until_it_works(lambda: store.commit([appending(run, 1, b"2")])) == [Committed(2)]
     assert (await store.read_from("run", 1, 10)).entries[0].event == b"2"
 
 
 async def test_a_network_that_is_silent(open_postgres, postgres_server, monkeypatch):
-    """Nothing arrives and nothing is closed: only a deadline tells."""
+    """Nothing arrives and nothing is closed: only a deadline shows it."""
     monkeypatch.setattr(pool, "CLOSE_SECONDS", 0.1)
     with TcpProxy("127.0.0.1", postgres_server.port) as proxy:
         store = await open_postgres(f"postgresql://postgres@{proxy.address}/postgres")
-        # Before they connect. A busy machine may be silent for as long: so whatever shall work is tried again.
+        # Set before they connect. A busy machine may be silent for as long, so the test repeats every call that has to
+        # work.
         store._rest._command_seconds = store._committing[0]._command_seconds = 0.3
         run = new_run()
         await until_it_works(lambda: store.commit([creation(run)]))

@@ -51,14 +51,14 @@ logfile = {folder}/log
 
 
 def _find(folder: Path) -> tuple[Path, dict[str, str]]:
-    """The program and the environment it needs: installed, or unpacked from Debian's packages."""
+    """The program, and the environment that it needs. It is installed, or unpacked from Debian's packages."""
     installed = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
     if installed is not None:
         return Path(installed), {}
     if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
         pytest.skip("there is no pgbouncer")
     try:
-        shutil.copytree(_unpacked(), folder / "root")  # to where the user can read it that it runs as
+        shutil.copytree(_unpacked(), folder / "root")  # to a place that its user can read
     except (OSError, subprocess.SubprocessError) as error:
         pytest.skip(f"there is no pgbouncer, and Debian's cannot be had: {error}")
     libraries = ":".join(str(path) for path in (folder / "root/usr/lib").glob("*-linux-gnu*"))
@@ -82,7 +82,7 @@ def _unpacked() -> Path:
             try:
                 (folder / "root").rename(unpacked)
             except OSError:
-                if not unpacked.exists():  # else another test process was quicker
+                if not unpacked.exists():  # otherwise another test process was faster
                     raise
     return unpacked
 
@@ -99,7 +99,7 @@ def bouncer(postgres_server):
         (folder / "config").write_text(CONFIG.format(server=postgres_server.port, port=port, folder=folder))
         (folder / "users").write_text('"postgres" ""\n')
         as_nobody: dict[str, Any] = {}
-        if os.getuid() == 0:  # which it refuses to be
+        if os.getuid() == 0:  # PgBouncer refuses to run as root
             nobody = pwd.getpwnam("nobody")
             os.chown(folder, nobody.pw_uid, nobody.pw_gid)
             folder.chmod(0o755)
@@ -141,7 +141,7 @@ async def make(bouncer, postgres_schema):
 
 
 async def test_many_at_once_over_few_connections(make):
-    """Four stores, a dozen connections, three server sessions: nothing depends on which one a transaction gets."""
+    """Four stores, a dozen connections, three server sessions: nothing depends on which session a transaction gets."""
     stores = [await make() for _ in range(4)]
     runs = [new_run(f"run-{n}") for n in range(40)]
     await created(stores[0], *runs)

@@ -1,4 +1,5 @@
-"""The schema of a PostgresStore: made, upgraded, refused; and the plans of what is asked for over and over."""
+"""The schema of a PostgresStore: made, upgraded, refused. And the plans of the queries that are repeated all the
+time."""
 
 from __future__ import annotations
 
@@ -81,7 +82,7 @@ async def test_another_programs_schema_is_refused_and_left_alone(open_postgres, 
     assert [row[0] for row in tables] == ["orders"]
 
 
-async def test_an_empty_schema_that_somebody_made_for_us_is_used(open_postgres, postgres_schema, postgres_admin):
+async def test_an_empty_schema_that_exists_already_is_used(open_postgres, postgres_schema, postgres_admin):
     await postgres_admin.execute(f"CREATE SCHEMA {postgres_schema}")
     await open_postgres()
 
@@ -209,7 +210,7 @@ async def test_most_commits_write_no_index_of_heads(open_postgres, postgres_admi
 
 
 def test_the_model_fits_the_rows():
-    """Whoever adds a field to Run or Commit must think of the columns here."""
+    """A change that adds a field to Run or Commit must also add it to the columns here."""
     assert len(Run.__struct_fields__) == 19  # `newer` is made when a row is read
     assert len(Commit.__struct_fields__) == 9
     assert len(Extras.__struct_fields__) == 10
@@ -218,7 +219,8 @@ def test_the_model_fits_the_rows():
 async def test_a_migration_that_has_to_wait_for_a_table_lets_others_go_first(
     postgres_server, postgres_schema, postgres_admin, monkeypatch
 ):
-    """Others wait behind one that waits: for a transaction that lasts for minutes, everybody would stand still."""
+    """A statement that waits for a lock makes later statements wait, too. If a transaction lasts for minutes, all
+    orchestrators would stop for as long."""
     monkeypatch.setattr(schema, "LOCK_SECONDS", 0.2)
     store = PostgresStore(postgres_server.url(), clock=FixedClock(), schema=postgres_schema)
     await store.migrate()
@@ -231,7 +233,7 @@ async def test_a_migration_that_has_to_wait_for_a_table_lets_others_go_first(
         async with other.transaction():
             await other.execute(f"LOCK TABLE {table} IN ACCESS SHARE MODE")
             migrating = asyncio.create_task(store.migrate())
-            for _ in range(3):  # all of which would wait for the transaction to end, if the migration did
+            for _ in range(3):  # these would wait for the end of the transaction if the migration did
                 async with asyncio.timeout(20):
                     await postgres_admin.fetchval(f"SELECT count(*) FROM {table}")
                 await asyncio.sleep(0.1)

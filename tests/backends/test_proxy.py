@@ -11,13 +11,13 @@ import pytest
 
 from tests.servers.proxy import TcpProxy
 
-SECONDS = 60.0  # only ever used up by a failure
+SECONDS = 60.0  # a test waits for so long only if it fails
 SILENCE = 0.2  # long for a loopback, and the only way to see that nothing comes
 
 
 class Echo(socketserver.BaseRequestHandler):
     def handle(self) -> None:
-        with contextlib.suppress(ConnectionError):  # what a cut looks like from here
+        with contextlib.suppress(ConnectionError):  # how a client sees a cut
             while data := self.request.recv(65536):
                 self.request.sendall(data)
 

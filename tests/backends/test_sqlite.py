@@ -1,4 +1,5 @@
-"""The SQLite file itself: what is refused, how it is upgraded, what it remembers, how others' writing is heard."""
+"""The SQLite file itself: which files are refused, how a file is upgraded, what it keeps, how a store notices writes of
+others."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def content_of(path: Path) -> bytes | None:
 
 
 async def refused(path: Path) -> str:
-    """The one line that opening `path` is refused with; the file must be left as it is."""
+    """The line with which opening `path` is refused. The file must stay as it is."""
     before = content_of(path)
     store = SqliteStore(path, clock=FixedClock())
     with pytest.raises(StoreFormatError) as failure:
@@ -113,7 +114,7 @@ async def test_a_newer_schema(store, path):
     assert "upgrade Relight" in message
 
 
-async def test_an_empty_file_becomes_ours(path):
+async def test_an_empty_file_becomes_a_store(path):
     path.touch()
     store = SqliteStore(path, clock=FixedClock())
     await store.open()
@@ -138,7 +139,7 @@ else:
 
 
 def open_as_a_user(path: Path) -> str:
-    """What opening says to somebody who, unlike root, is bound by permission bits."""
+    """What opening prints for a user that, unlike root, is bound by permission bits."""
     command = [sys.executable, "-c", OPEN_AS_A_USER, str(path)]
     if os.geteuid() == 0:
         if shutil.which("setpriv") is None:
@@ -173,7 +174,7 @@ async def test_a_read_only_folder(store, path, present):
 
 # ---- the schema and its upgrades
 
-# A change of the kind the next release may bring, so that the way to it is tested before it is needed.
+# A change such as the next release may bring, so that upgrading is tested before it is needed.
 NEXT_MIGRATION = """
 ALTER TABLE runs ADD COLUMN priority INTEGER NOT NULL DEFAULT 0;
 CREATE INDEX runs_by_priority ON runs (priority) WHERE status = 'pending';
@@ -213,7 +214,7 @@ def test_every_earlier_version_is_upgraded_with_its_data(tmp_path, version):
         )
         db.close()
     upgrade(old, scripts)
-    upgrade(old, scripts)  # again: nothing is left to do
+    upgrade(old, scripts)  # a second time: nothing is left to do
     assert schema_of(old) == schema_of(fresh)
     if version:
         db = apsw.Connection(str(old))
@@ -222,7 +223,7 @@ def test_every_earlier_version_is_upgraded_with_its_data(tmp_path, version):
 
 
 async def test_a_file_of_the_first_version_is_upgraded_and_goes_on(path):
-    """Runs, owners, journals and inboxes are found as they were left, by the queries of today."""
+    """Today's queries find runs, owners, journals and inboxes as they were."""
     upgrade(path, migrations()[:1])
     db = apsw.Connection(str(path))
     for key, run_id, status, owner in (
@@ -315,7 +316,7 @@ async def test_a_store_that_is_not_open_says_so(path, state):
         store.watch(lambda news: None)
 
 
-async def test_a_caller_that_is_cancelled_disturbs_nobody(store):
+async def test_a_caller_that_is_cancelled_disturbs_no_other_caller(store):
     calls = [asyncio.ensure_future(store.commit([creation(new_run(f"run-{n}"))])) for n in range(20)]
     await asyncio.sleep(0)
     for call in calls[::2]:
@@ -388,7 +389,7 @@ async def test_a_store_that_is_never_idle_hears_others_too(store, path):
     heard = asyncio.Event()
     store.watch(lambda news: heard.set())
     await store._write(store._poll)
-    store._writer._idle = None  # as if it never came to rest
+    store._writer._idle = None  # as if the store were never idle
     await created(other, new_run("theirs"))
     await store.commit([appending(run, 1, b"2")])
     await asyncio.wait_for(heard.wait(), DEADLINE_SECONDS)

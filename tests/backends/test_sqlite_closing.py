@@ -1,4 +1,5 @@
-"""Closing a store while another process holds the right to write: bounded, and nothing of what waited is written."""
+"""Closing a store while another process has the write lock: closing is bounded, and the commits that waited are not
+written."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def other_writer(path):
-    """Another process's transaction, as far as SQLite can tell: it holds the lock until the test ends."""
+    """A transaction that is another process's for SQLite. It has the lock until the test ends."""
     db = apsw.Connection(str(path))
     yield db
     if db.in_transaction:
@@ -35,7 +36,7 @@ async def test_closing_does_not_wait_for_another_writer(path, other_writer):
     await created(store, run)
     other_writer.execute("BEGIN IMMEDIATE")
     waiting = [asyncio.ensure_future(store.commit([appending(run, 1, b"2")])) for _ in range(3)]
-    await asyncio.sleep(0)  # they are on their way to the thread
+    await asyncio.sleep(0)  # now they are on their way to the thread
     async with asyncio.timeout(30):  # a commit may wait for two minutes
         await store.close()
     for one in waiting:

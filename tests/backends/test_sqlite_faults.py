@@ -1,4 +1,5 @@
-"""Disks that fail: full, unsyncable, unreadable. Nothing half-written, a clear error, and life goes on afterwards."""
+"""Disks that are full, or fail to sync or to read. Nothing is half-written, the error is clear, and the store works
+afterwards."""
 
 from __future__ import annotations
 
@@ -132,7 +133,7 @@ async def test_every_other_write_fails_as_clearly(store, disk, operation, code, 
 
 
 async def test_a_database_that_may_not_grow_is_full(store):
-    """SQLite's own limit, since it reports a full disk at another place than a failing write does."""
+    """By SQLite's own limit. SQLite reports a full disk at another place than a write that fails."""
     run = new_run()
     await created(store, run)
 
@@ -181,7 +182,7 @@ async def test_opening_on_a_full_disk_can_be_tried_again(tmp_path, disk):
     await again.close()
 
 
-async def test_polling_a_broken_disk_disturbs_nobody(store):
+async def test_polling_a_broken_disk_disturbs_no_commit(store):
     loop, tried, times = asyncio.get_running_loop(), asyncio.Event(), []
 
     def poll(db: apsw.Connection) -> None:
@@ -196,7 +197,7 @@ async def test_polling_a_broken_disk_disturbs_nobody(store):
 
 
 async def test_each_commit_is_one_sync(store, disk):
-    """A second would halve the speed of a lone run; none would lose what was acknowledged."""
+    """A second sync would halve the speed of a single run. Without any sync, acknowledged commits could be lost."""
     runs = [new_run(f"run-{n}") for n in range(100)]
     await created(store, *runs)
     before = disk.syncs

@@ -30,7 +30,7 @@ async def store(tmp_path):
 @pytest.fixture
 async def leases(store, monkeypatch):
     opened = []
-    # Nobody waits a second for a test; that it is not longer than that is for `test_how_long_a_watch_waits`.
+    # Tests should not wait for a second. That a watch does not wait longer is tested in `test_how_long_a_watch_waits`.
     monkeypatch.setattr("relight.backends.sqlite.leases.LOOK_SECONDS", 0.05)
 
     async def leases(owner, ttl_seconds=60.0, process=SOME_PROCESS):
@@ -57,7 +57,7 @@ def make_runs(store):
 
 @pytest.fixture
 def ttl():
-    return 2.0  # long enough for whatever a test does before a session lapses, however busy the machine is
+    return 2.0  # long enough for all that a test does before a session lapses, also on a busy machine
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ class TestLeases(conformance.LeaseSuite):
 
 
 async def test_a_lease_is_the_owner_column(store, leases):
-    """Whatever the store writes there acquires or releases; and what is acquired touches nothing else."""
+    """What the store writes there acquires or releases a lease. Acquiring a lease changes nothing else."""
     a, b = await leases("a#1"), await leases("b#1")
     started = new_run("started", owner="a#1")
     free = new_run("free", status=Status.WAITING, owner=None, wake_at=START + 9, reason="why")
@@ -113,7 +113,7 @@ async def test_what_is_released_is_due(store, leases):
 
 
 async def test_a_run_that_was_acquired_and_released_takes_its_owners_commits_by_the_epoch_alone(store, leases):
-    """The store remembers its roots between commits; that others write the owner column does not disturb it."""
+    """The store remembers its roots between commits. Writes of others to the owner column do not disturb that."""
     a, b = await leases("a#1"), await leases("b#1")
     run = new_run(owner="a#1")
     await created(store, run)
@@ -124,7 +124,7 @@ async def test_a_run_that_was_acquired_and_released_takes_its_owners_commits_by_
 
 
 async def test_contenders_in_threads_of_their_own(store, leases, make_runs):
-    """As heartbeat threads do it: each on its own loop, all at once."""
+    """Like heartbeat threads: each on its own loop, all at once."""
     run_ids = await make_runs(300)
     together = threading.Barrier(4)
 
@@ -145,12 +145,13 @@ async def test_contenders_in_threads_of_their_own(store, leases, make_runs):
 
 
 async def test_how_long_a_watch_waits(store, monkeypatch):
-    """Up to a second, a third of the ttl, or the end of the session that lapses first; its own counts for nothing."""
+    """It waits for at most a second, a third of the ttl, or until the first other session lapses. Its own session does
+    not count."""
     waits = []
 
     def timeout(seconds):
         waits.append(seconds)
-        return asyncio.timeout_at(0)  # it is over at once
+        return asyncio.timeout_at(0)  # the session lapses at once
 
     async def first_wait(ttl_seconds, sessions):
         manager = SqliteLeases(store.path)

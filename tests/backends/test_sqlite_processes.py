@@ -63,7 +63,7 @@ async def test_processes_that_hammer_one_file_wait_for_each_other(path):
             assert events == [b"created"] + [b"%d" % turn for turn in range(TURNS)]
             assert len(events) == sequence
 
-    # Each entry of the shared run was written under the epoch it names; epochs never go back.
+    # Each entry of the shared run was written under the epoch that it names. Epochs never fall.
     shared = [int(event) for event in (await entries_of(store, "shared"))[1:]]
     assert all(earlier <= later for earlier, later in pairwise(shared))
     assert sum(won for _, won, _ in facts) * 3 <= len(shared)
@@ -101,7 +101,7 @@ async def test_what_a_killed_writer_was_told_is_committed_is_there(path):
 
 
 async def test_a_writer_killed_beside_another_leaves_it_unharmed(path):
-    """The survivor has the file open while the other dies with the write lock, again and again."""
+    """The survivor has the file open while the other process dies with the write lock, again and again."""
     store = await opened(path)
     runs = 0
     for turn in range(3):
@@ -122,7 +122,8 @@ async def test_a_writer_killed_beside_another_leaves_it_unharmed(path):
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 async def test_a_child_that_is_forked_in_the_midst_of_writing_can_write(path):
-    """SQLite keeps a file's locks in memory as well: a child would inherit those of a thread that it does not have."""
+    """SQLite keeps a file's locks in memory as well. A child would inherit the locks of a thread that it does not
+    have."""
     begun, go_on = threading.Event(), threading.Event()
 
     def slowly(connection: apsw.Connection) -> None:

@@ -1,4 +1,4 @@
-"""Which indexes answer the queries: nothing an orchestrator asks for over and over may cost more for old runs."""
+"""Which indexes answer the queries: a query that an orchestrator repeats must not cost more because of old runs."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ async def plan(store: SqliteStore, sql: str) -> list[str]:
     return await store._read(explain)
 
 
-# Tables are searched, never scanned. The only things gone through from end to end are what the statement itself brings
-# along (the ids it was given, the rows it writes, the owners it has found so far), and the few sessions there are.
+# Tables are searched, never scanned. A query reads from end to end only what the statement itself brings (the ids that
+# it was given, the rows that it writes, the owners that it has found so far) and the sessions, which are few.
 BROUGHT_ALONG = (
     "SCAN wanted VIRTUAL TABLE",
     "SCAN json_each VIRTUAL TABLE",
@@ -107,12 +107,13 @@ async def test_no_query_goes_through_a_table(store, name):
 async def test_listings_go_straight_to_their_place(store, name, index):
     lines = await plan(store, SQL[name])
     assert any(line.startswith(index) for line in lines), lines
-    if name != "inbox":  # a few roots' messages are put in order; everything else lies in order already
+    if name != "inbox":  # the messages of a few roots are sorted; all other rows are in order already
         assert not any("TEMP B-TREE" in line for line in lines), lines
 
 
 async def steps(store: SqliteStore, call) -> int:
-    """How many steps SQLite's machine takes for `call`: a measure of work that no busy machine can disturb."""
+    """How many steps SQLite's virtual machine takes for `call`: a measure of work that does not depend on how busy the
+    machine is."""
     total = 0
 
     def profile(event) -> None:

@@ -1,5 +1,5 @@
-"""The `relight` command as a process of its own, to its end. It is forked from one that has loaded the command's code, which
-takes a fifth of the time; that it starts from nothing as well is in `test_starting.py`.
+"""Runs the `relight` command as a process of its own, to its end. The process is forked from one that has loaded the command's
+code, which takes a fifth of the time. `test_starting.py` tests that the command also starts in a new interpreter.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 
 from relight.testing.forkserver import ForkServer, Order
 
-DEADLINE_SECONDS = 120.0  # only ever used up by a failure
+DEADLINE_SECONDS = 120.0  # a test waits for so long only if it fails
 
 _server: list[ForkServer] = []
 
 
 def relight(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    """`relight ARGUMENTS` in the folder `cwd`, with these variables beside those of the test."""
+    """Run `relight ARGUMENTS` in the folder `cwd`, with these variables beside those of the test."""
     if not _server:
-        # It dies with the thread that starts it, and is never closed: it ends when this process does.
+        # The fork server dies with the thread that starts it. It is never closed: it ends when this process does.
         assert threading.current_thread() is threading.main_thread()
         _server.append(ForkServer(["relight.cli.main", "relight.backends.sqlite.store", "tests.cli.command"]))
     with tempfile.TemporaryDirectory(prefix="relight-command-") as folder:
@@ -42,7 +42,7 @@ def relight(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedP
 
 
 def execute(order: dict[str, Any]) -> None:
-    """In the forked process. Never returns."""
+    """Runs in the forked process, and never returns."""
     logging.getLogger().handlers.clear()  # as in a new interpreter
     logging.getLogger().setLevel(logging.WARNING)
     os.environ.clear()

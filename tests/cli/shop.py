@@ -1,7 +1,7 @@
-"""The flows that the command line's tests drive in real processes, and how those are started.
+"""The flows that the tests of the command line drive in real processes, and how these processes are started.
 
-Steps leave marks in a file that RELIGHT_TEST_MARKS names, so that a test knows what has begun, and how often; a gate is shut
-until a file of that name with `.open` behind it is there.
+Steps write marks into a file that RELIGHT_TEST_MARKS names, so that a test knows which steps have begun, and how often. A gate is
+shut until a file with the name of that file and `.open` exists.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.cli import command
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = "tests.cli.shop"
-DEADLINE_SECONDS = 60.0  # used up only by a failure; machines may be busy
+DEADLINE_SECONDS = 60.0  # a test waits for so long only if it fails; machines may be busy
 
 
 # ---- in the driven process
@@ -58,14 +58,14 @@ def shop_thread(seconds: float) -> None:
 
 @step
 async def shop_block(seconds: float) -> None:
-    """As no step should: nothing else of the process's event loop runs meanwhile."""
+    """A step that blocks the process's event loop, as no step should."""
     _mark("block")
     time.sleep(seconds)  # noqa: ASYNC251 - that is the point
 
 
 @step
 async def shop_deaf() -> None:
-    """As no step should: whatever cancels it, it goes on."""
+    """A step that goes on when it is cancelled, as no step should."""
     _mark("deaf")
     while True:
         with contextlib.suppress(asyncio.CancelledError):
@@ -118,14 +118,14 @@ def environ(folder: Path, **more: str) -> dict[str, str]:
 
 
 def relight(*arguments: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    """A command, to its end."""
+    """Run a command to its end."""
     done = command.relight(*arguments, cwd=cwd, **environ(cwd, **more))
     assert not shown_passwords.shown(done.stdout + done.stderr, f"relight {arguments[0]}")
     return done
 
 
 def orchestrator(folder: Path, *arguments: str, **more: str) -> subprocess.Popen[str]:
-    """`relight orchestrator` on the folder's database, once it drives runs. Its log goes to `log`."""
+    """Start `relight orchestrator` on the folder's database. Returns when it drives runs. Its log goes to `log`."""
     begun = count_lines(folder / "log", " drives runs of ")
     with (folder / "log").open("a") as log:
         process = subprocess.Popen(
@@ -162,7 +162,7 @@ async def _statuses(folder: Path) -> dict[str, tuple[str, str | None]]:
 
 
 def statuses(folder: Path) -> dict[str, tuple[str, str | None]]:
-    """Status and hold of every run. Not by the command: a test that waits for one asks again and again."""
+    """Status and hold of every run. This does not use the command, because a test that waits asks again and again."""
     return asyncio.run(_statuses(folder))
 
 

@@ -34,7 +34,7 @@ def relight(*arguments: str, cwd, **environ: str) -> subprocess.CompletedProcess
 
 
 def test_json_is_the_verdict_and_nothing_else(tmp_path):
-    # A setting that would spoil it is not passed on to the demo's processes.
+    # A setting that would break the demo is not passed on to its processes.
     done = relight("demo", "--json", cwd=tmp_path, RELIGHT_RECOVERY_ENABLED="false")
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r'\{"steps":20, "restored":\d+, "repeated":[01], "duplicated":0, "lost":0\}\n', done.stdout)
@@ -53,7 +53,7 @@ def test_without_a_terminal_it_tells_the_story_once(tmp_path):
     assert "0 finished steps ran twice, 0 lost" in done.stdout
     assert "\x1b" not in done.stdout
 
-    # What it kept says the same: the ledger, and the run in the database that it names.
+    # The ledger, and the run in the database that the verdict names, say the same.
     lines = Ledger(str(tmp_path / "kept.db.ledger")).read()
     assert {line.step for line in lines if line.event == "effect"} == set(range(1, 7))
     found = re.search(r"relight show (\S+) --db", done.stdout)
@@ -139,7 +139,7 @@ def test_a_result_that_did_not_reach_the_restarted_flow_is_lost():
     assert command.judge(STORY, 5).lost == 1
 
 
-def test_a_result_that_nobody_computed_is_lost():
+def test_a_result_that_no_step_computed_is_lost():
     assert command.judge([line for line in STORY if line != Line(2, "effect", 4)], 4).lost == 1
 
 

@@ -1,4 +1,5 @@
-"""`relight orchestrator`: it drives what others start, lets go when it is told to, and hears a second signal always."""
+"""`relight orchestrator`: it drives runs that others start, releases them when it is told to, and always reacts to a
+second signal."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ TGKILL = {"x86_64": 234, "aarch64": 131}.get(platform.machine(), 0)
 
 @pytest.fixture
 def started():
-    """Start orchestrators; whatever a test leaves behind is killed."""
+    """Starts orchestrators. Those that a test leaves running are killed."""
     processes = []
 
     def start(folder: Path, *arguments: str, **environ: str):
@@ -110,8 +111,8 @@ async def test_a_step_in_flight_may_finish_within_the_grace(tmp_path, started):
 
 @pytest.mark.skipif(sys.platform != "linux" or not TGKILL, reason="a system call of Linux sends signals to threads")
 def test_a_signal_that_another_thread_gets_is_heard_at_once(tmp_path):
-    """The system may hand it to any thread, as it does when a stopped process goes on; the main thread sleeps meanwhile, and
-    here nothing else wakes it for an hour."""
+    """The system may deliver a signal to any thread, for example when a stopped process goes on. The main thread sleeps
+    meanwhile, and here nothing else wakes it for an hour."""
     command = (
         "from relight.cli import main; from relight.orchestrator import waking; waking.CHECK_SECONDS = 3600.0; "
         f"main.app(['orchestrator', '--module', '{shop.MODULE}'])"
@@ -127,7 +128,7 @@ def test_a_signal_that_another_thread_gets_is_heard_at_once(tmp_path):
 
 
 def _until_it_sleeps(pid: int) -> None:
-    """The main thread has not run for half a second."""
+    """Whether the main thread has not run for half a second."""
     status, seen = Path(f"/proc/{pid}/task/{pid}/status"), ("", 0.0)
 
     def still() -> bool:
@@ -142,7 +143,7 @@ def _until_it_sleeps(pid: int) -> None:
 
 @contextlib.contextmanager
 def run_code(folder: Path, code: str, **environ: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of this Python code, which logs to `log`; killed at the end, if it has not ended."""
+    """A process that executes this Python code and logs to `log`. If it has not ended at the end, it is killed."""
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", code], cwd=folder, env=shop.environ(folder, **environ), stderr=log
@@ -175,7 +176,7 @@ async def test_a_second_signal_ends_it_at_once_whatever_a_step_does(tmp_path, st
 
 
 async def test_one_that_does_not_manage_to_stop_ends_all_the_same(tmp_path):
-    """After the grace and STUCK_SECONDS, which are fewer here. Its last words are where it stood."""
+    """It ends after the grace and STUCK_SECONDS, which are fewer here. The end of its log shows where it stood."""
     command = (
         "from relight.cli import main, orchestrator; orchestrator.STUCK_SECONDS = 3.0; "
         f"main.app(['orchestrator', '--module', '{shop.MODULE}'])"
@@ -192,7 +193,7 @@ async def test_one_that_does_not_manage_to_stop_ends_all_the_same(tmp_path):
 
 
 async def test_killed_and_started_again_it_goes_on_at_once(tmp_path, started):
-    """The lease has 30 s left; that the process is gone is seen on the same machine."""
+    """The lease has 30 s left. On the same machine it is noticed that the process is gone."""
     first = started(tmp_path, "--id", "one")
     async with client(tmp_path) as rl:
         await rl.start(shop.shop_order.with_id("order"), 3)
@@ -209,7 +210,7 @@ async def test_killed_and_started_again_it_goes_on_at_once(tmp_path, started):
 
 @pytest.mark.parametrize("name", [("--id", "one"), ()], ids=["given", "default"])
 async def test_two_workers_of_one_machine_may_have_one_name(tmp_path, started, name):
-    """As the workers of one server do. They are told apart, nobody warns, and one goes on for the other at once."""
+    """As the workers of one server do. They are told apart, none logs a warning, and one takes over from the other at once."""
     first = started(tmp_path, *name, "--verbose")
     async with client(tmp_path) as rl:
         await rl.start(shop.shop_order.with_id("order"), 5)
@@ -220,7 +221,7 @@ async def test_two_workers_of_one_machine_may_have_one_name(tmp_path, started, n
     assert len(owners) == 2
     first.kill()
     first.wait()
-    until(lambda: marks(tmp_path, "gate") == 2)  # the other one has looked at all sessions, more than once
+    until(lambda: marks(tmp_path, "gate") == 2)  # the other worker has looked at all sessions, more than once
     assert "[ORCHESTRATOR_ID_SHARED]" not in (tmp_path / "log").read_text()
     open_gate(tmp_path)
     async with client(tmp_path) as rl:

@@ -15,12 +15,12 @@ from tests.cli import shop
 from tests.cli.shop import MODULE, marks, open_gate, orchestrator, relight, statuses, until
 from tests.harness import cluster
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.xdist_group("cli-recovery")]  # all share a scene
+pytestmark = [pytest.mark.timeout(120), pytest.mark.xdist_group("cli-recovery")]  # all these tests share a scene
 
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory) -> Path:
-    """Runs of an orchestrator that was killed: one ended, one waits, three were in a step."""
+    """Runs of an orchestrator that was killed: one has ended, one waits, three were in a step."""
     folder = tmp_path_factory.mktemp("scene")
     process = orchestrator(folder, "--id", "one")
 
@@ -51,9 +51,9 @@ def scene(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def folder(scene, tmp_path) -> Path:
-    """A copy of it, to be changed."""
+    """A copy of the scene that a test may change."""
     for name in ("relight.db", "relight.db-wal", "marks"):
-        if (scene / name).exists():  # whoever looked last has tidied up the WAL
+        if (scene / name).exists():  # the last command that looked has removed the WAL
             shutil.copy(scene / name, tmp_path / name)
     return tmp_path
 
@@ -108,7 +108,7 @@ def test_plan_says_what_recovery_would_do(scene):
         "waits": ("leave", False),
     }
     assert "its owner died" in found["order"]["reason"]
-    # The step was in flight; whether it was so for the second after which it is announced depends on the machine.
+    # The step was in flight. It is announced after a second: whether it took so long depends on the machine.
     assert found["order"]["resumes_at"] in ("what follows shop_price", "step shop_gate")
     assert found["vend"]["resumes_at"] == "step shop_coins"
     assert found["vend"]["repeats"] == [], "on_crash='fail' is never repeated"
@@ -162,7 +162,7 @@ def test_check_is_about_the_code_here_also_while_an_orchestrator_lives(tmp_path)
         (alive,) = answer("recovery", "plan", "--module", MODULE, cwd=tmp_path)
         assert (alive["action"], alive["verdict"], alive["stuck"]) == ("leave", "resume", False)
         assert relight("recovery", "plan", "--check", "--module", MODULE, cwd=tmp_path).returncode == 0
-        # Code that does not know the flow: as a deployment that has lost a module.
+        # Code that does not know the flow, like a deployment that has lost a module.
         without = relight("recovery", "plan", "--check", cwd=tmp_path)
         assert without.returncode == 1
         assert "but if its owner stopped: flow 'shop_order' is not registered" in without.stdout

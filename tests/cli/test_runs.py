@@ -83,7 +83,7 @@ async def folder(tmp_path):
         waiting = await rl.start(cli_waiting.with_id("waiting"))
         with pytest.raises(Exception, match="luck"):
             await broken.result()
-        while (await waiting.describe()).owner is not None:  # parked; on its way there, closing would release it
+        while (await waiting.describe()).owner is not None:  # parked; before that, closing would release it
             await rl.services.store.latest_sequence("waiting")
     return tmp_path
 
@@ -236,7 +236,7 @@ def test_why_a_run_has_failed_is_said_in_the_list(folder):
 
 
 async def test_a_large_run_is_not_read_for_its_summary(tmp_path):
-    """Whatever it has done: the journal is left alone, and may even be damaged."""
+    """However much the run has done, the journal is not read, and may even be damaged."""
     async with Relight(tmp_path / "relight.db") as rl:
         await rl.run(cli_import.with_id("large"), 40)
         assert await rl.services.store.journal_bytes("large") > SMALL_JOURNAL_BYTES

@@ -101,7 +101,7 @@ def test_modules_of_the_current_folder_are_found(command: list[str], by: str, tm
 
 
 def test_an_orchestrator_finds_the_modules_of_its_folder(tmp_path: Path) -> None:
-    """In an interpreter of its own, as it is installed."""
+    """The command runs in an interpreter of its own, as it is installed."""
     (tmp_path / "flows_of_this_folder.py").write_text(FLOWS)
     with subprocess.Popen(
         [Path(sys.executable).with_name("relight"), "orchestrator", "--module", "flows_of_this_folder"],

@@ -1,4 +1,4 @@
-"""Where a cluster test takes place: a store of some kind, a cluster on it, and a client that drives nothing."""
+"""The place of a cluster test: a store of some kind, a cluster on it, and a client that drives nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Arena:
-    """One test's own store. `postgres` and `etcd` are None where the kind has none; they are shared by a session's tests."""
+    """A store for one test. `postgres` and `etcd` are None if the kind has none. The tests of a session share these servers."""
 
     def __init__(
         self, kind: str, folder: Path, store: str, leases: str, postgres: PostgresServer | None, etcd: EtcdServer | None
@@ -64,7 +64,7 @@ class Arena:
         return self.folder / "book"
 
     def notes(self, what: str = "start", key: str = "", run: str = "") -> list[Note]:
-        """Lines of the ledger: by default the beginnings of steps. `key` is a part of the step's key."""
+        """Lines of the ledger: by default the starts of steps. `key` is a part of the step's key."""
         if self.book.exists():
             with self.book.open("rb") as book:
                 book.seek(self._read)
@@ -86,7 +86,8 @@ class Arena:
         (self.folder / gate).touch()
 
     async def verify(self, rl: Relight, runs: Sequence[Handle[Any]]) -> list[str]:
-        """Nothing committed was repeated and nothing stale was written; what was repeated in flight."""
+        """Check that nothing committed was repeated and nothing stale was written. Returns the steps that were repeated
+        in flight."""
         deeds = audit_deeds(read_book(self.book))
         assert not deeds.repeated, deeds.repeated
         stale = await stale_writes(rl, [await rl.row(run.id) for run in runs], read_book(self.book))

@@ -14,7 +14,7 @@ from tests.cluster.arena import Arena
 from tests.conftest import MEMORY
 
 _names = count(1)
-# PostgreSQL that keeps its own leases is between the two others: what is tried on them alone is in the tests of its backend.
+# PostgreSQL that keeps its own leases is much like the two others. What is special about it is in the tests of its backend.
 KINDS = ("sqlite", pytest.param("postgres", marks=pytest.mark.soak_ci), "postgres+etcd")
 
 
@@ -25,7 +25,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def arena(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Arena]:
-    """What the nodes have written is found in pytest's folder afterwards."""
+    """After the test, the files of the nodes are in pytest's folder."""
     postgres = request.getfixturevalue("postgres_server") if kind.startswith("postgres") else None
     etcd = request.getfixturevalue("etcd_server") if kind.endswith("etcd") else None
     with tempfile.TemporaryDirectory(prefix="relight-cluster-", dir=MEMORY) as folder:

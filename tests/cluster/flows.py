@@ -1,7 +1,7 @@
-"""The flows of the cluster tests. Every step writes down what it does and every flow what it got: see tests/harness/killing.py.
+"""The flows of the cluster tests. Every step writes down what it does, and every flow what it got: see tests/harness/killing.py.
 
-A run's result follows from its arguments alone, so that a wrong one is seen. Names are the cluster's own: other tests of the same
-process have flows called `steps`, too.
+A run's result follows from its arguments alone, so that a wrong result is noticed. The flows have names of their own, because
+other tests of the same process have flows called `steps`, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _waiting: dict[str, list[asyncio.Future[None]]] = {}
 
 
 async def _opened(gate: str) -> None:
-    """Until that file is there. One look for all who wait: hundreds may."""
+    """Wait until that file exists. One check serves all steps that wait, of which there may be hundreds."""
     if (GATES / gate).exists():
         return
     if not _waiting:
@@ -54,7 +54,7 @@ async def work(n: int, seconds: float = 0.005) -> Receipt:
 
 @step
 def compute(n: int, seconds: float = 0.005) -> Receipt:
-    """In a thread."""
+    """A sync step, which runs in a thread."""
     with deed(n) as receipt:
         time.sleep(seconds)
     return receipt
@@ -62,7 +62,7 @@ def compute(n: int, seconds: float = 0.005) -> Receipt:
 
 @step(retry=Retry(attempts=4, delay="30ms"))
 async def stubborn(n: int) -> Receipt:
-    """Succeeds at the third attempt."""
+    """A step that succeeds at the third attempt."""
     with deed(n) as receipt:
         if current_step().attempt < 3:
             raise ConnectionError("not yet")
@@ -71,7 +71,7 @@ async def stubborn(n: int) -> Receipt:
 
 @step
 async def held(n: int, gate: str) -> Receipt:
-    """Until somebody opens the gate."""
+    """A step that lasts until a test opens the gate."""
     with deed(n) as receipt:
         await _opened(gate)
     return receipt
@@ -79,7 +79,7 @@ async def held(n: int, gate: str) -> Receipt:
 
 @step
 async def hog(n: int, seconds: float) -> Receipt:
-    """Blocks the event loop, which a step should not do."""
+    """A step that blocks the event loop, which a step should not do."""
     with deed(n) as receipt:
         time.sleep(seconds)  # noqa: ASYNC251 - on purpose
     return receipt
@@ -87,7 +87,7 @@ async def hog(n: int, seconds: float) -> Receipt:
 
 @step
 async def kill(n: int, seconds: float) -> Receipt:
-    """Takes its whole process with it."""
+    """A step that kills its process."""
     with deed(n) as receipt:
         await asyncio.sleep(seconds)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -128,7 +128,7 @@ async def each(count: int, concurrency: int = 3, seconds: float = 0.005) -> int:
 
 @flow(name="cluster.tree")
 async def tree(depth: int, width: int, seconds: float = 0.005, gate: str = "") -> int:
-    """Child flows of child flows, all branches at once. The number of its steps. With a gate, the flows that call the
+    """Child flows of child flows, all branches at once. Returns the number of steps. With a gate, the flows that call the
     innermost ones end only when it is opened."""
     total = got(await work(1, seconds))
     if depth:
@@ -140,7 +140,7 @@ async def tree(depth: int, width: int, seconds: float = 0.005, gate: str = "") -
 
 @flow(name="cluster.spawning")
 async def spawning(count: int, seconds: float = 0.005) -> int:
-    """Runs of their own, which any orchestrator may take."""
+    """Spawns root runs, which any orchestrator may take up."""
     spawned = [await spawn(steps, 3, seconds) for _ in range(count)]
     total = got(await work(1, seconds))
     for one in spawned:
@@ -150,7 +150,7 @@ async def spawning(count: int, seconds: float = 0.005) -> int:
 
 @flow(name="cluster.napping")
 async def napping(seconds: float) -> int:
-    """Leaves memory in between."""
+    """Sleeps, and leaves memory meanwhile."""
     total = got(await work(1))
     await sleep(seconds)
     return total + got(await work(2))
@@ -158,7 +158,7 @@ async def napping(seconds: float) -> int:
 
 @flow(name="cluster.asking")
 async def asking() -> int:
-    """Two signals."""
+    """Waits for two signals."""
     total = got(await work(1))
     total += await wait_for("first", int)
     total += got(await work(2))

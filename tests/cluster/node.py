@@ -15,11 +15,11 @@ from tests.cluster import flows
 from tests.harness.cluster import Node, ready, told
 from tests.harness.deeds import open_book
 
-STUCK_SECONDS = 15.0  # nobody closes for so long: shutdown_grace is shorter here
+STUCK_SECONDS = 15.0  # closing never takes so long: shutdown_grace is shorter here
 
 
 class SkewedClock:
-    """A machine whose clock is wrong by so many seconds."""
+    """The clock of a machine that is wrong by so many seconds."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -38,12 +38,12 @@ async def main(node: Node) -> None:
     async with Relight(node.store, clock=SkewedClock(node.arguments.get("skew", 0.0)), **node.settings()) as rl:
         signalled = asyncio.create_task(rl.signalled())
         await asyncio.sleep(0)  # from here on SIGTERM is caught
-        if node.arguments.get("settle"):  # the pass at start, which knows dead processes at once, is over
+        if node.arguments.get("settle"):  # wait until the pass at start is over, which knows dead processes at once
             assert rl._recovery is not None
             await rl._recovery.caught_up.wait()
         ready(rl.services.owner)
         await signalled
-        # It closes, and then ends. If that takes too long, its log tells where it hangs.
+        # Now it closes, and then ends. If that takes too long, its log shows where it hangs.
         faulthandler.dump_traceback_later(STUCK_SECONDS)
         asyncio.get_running_loop().call_later(STUCK_SECONDS, _print_tasks)
 

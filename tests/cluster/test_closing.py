@@ -1,4 +1,4 @@
-"""Stopping while servers hang: an orchestrator that is told to stop ends soon after its grace, whatever they do."""
+"""Stopping while servers hang: an orchestrator that is told to stop ends soon after its grace, whatever the servers do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.cluster.arena import Arena, flows
 from tests.harness.cluster import until
 from tests.servers.proxy import TcpProxy
 
-TTL = 30.0  # as in production: nothing may wait for a part of it
+TTL = 30.0  # as in production: closing must not wait for a part of it
 GRACE = 1.0
 MORE_SECONDS = (
     25.0  # for a commit, the end of the session and connections that do not answer: less than a statement's deadline
@@ -21,7 +21,7 @@ MORE_SECONDS = (
 
 @pytest.fixture
 def proxies(arena: Arena) -> Iterator[dict[str, TcpProxy]]:
-    """Between the node and each of its servers."""
+    """Proxies between the node and each of its servers."""
     servers = {"postgres": arena.postgres, "etcd": arena.etcd}
     with contextlib.ExitStack() as stack:
         yield {
@@ -40,7 +40,7 @@ def proxies(arena: Arena) -> Iterator[dict[str, TcpProxy]]:
         ("postgres+etcd", ["postgres", "etcd"]),
     ],
 )
-async def test_it_ends_although_nobody_answers(arena: Arena, proxies: dict[str, TcpProxy], silent: list[str]):
+async def test_it_ends_although_no_server_answers(arena: Arena, proxies: dict[str, TcpProxy], silent: list[str]):
     assert arena.postgres is not None
     store = arena.store.replace(f":{arena.postgres.port}/", f":{proxies['postgres'].port}/")
     leases = arena.leases

@@ -1,4 +1,4 @@
-"""Orchestrators whose leases are in an etcd of three members: what becomes of them when a member dies, or the majority."""
+"""Orchestrators with leases in an etcd of three members: what happens when one member dies, or the majority."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.servers.etcd import EtcdServer
 from tests.servers.etcd_cluster import EtcdCluster
 from tests.servers.postgres import PostgresServer
 
-TTL = 8.0  # an election of a second fits into it, wherever it falls between two heartbeats
-SHORT_TTL = 2.0  # of those who shall lapse
+TTL = 8.0  # an election of a second fits into it, at any time between two heartbeats
+SHORT_TTL = 2.0  # of orchestrators whose sessions have to lapse
 
 _names = count(1)
-pytestmark = pytest.mark.xdist_group("etcd-cluster")  # all share three servers
+pytestmark = pytest.mark.xdist_group("etcd-cluster")  # all these tests share three servers
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def arena(members: EtcdCluster, postgres_server: PostgresServer, tmp_path: Path)
 
 
 def url(members: EtcdCluster, first: EtcdServer | None = None) -> str:
-    """All members; a client asks the first one first."""
+    """A URL with all members. A client asks the first one first."""
     endpoints = sorted(members.endpoints, key=lambda one: first is not None and one != first.endpoint)
     return f"etcd://{','.join(endpoints)}/test{next(_names)}"
 
@@ -56,18 +56,18 @@ def url(members: EtcdCluster, first: EtcdServer | None = None) -> str:
         pytest.param("leader", "kill", marks=pytest.mark.soak_ci),
     ],
 )
-async def test_a_member_is_gone_and_nobody_lets_go_of_anything(
+async def test_a_member_is_gone_and_no_orchestrator_lets_go_of_its_runs(
     arena: Arena, members: EtcdCluster, which: str, fault: str
 ):
     member = members.leader() if which == "leader" else members.followers()[0]
     arena.leases = url(members, first=member)
     async with arena.opened(TTL, max_concurrent_runs=1) as (cluster, rl):
-        # Nothing but a push tells `a` of a death: it looks once an hour.
+        # `a` learns of a death by a push only: it looks once an hour.
         await cluster.start("a", recovery={"check_interval": "1h"}, arguments={"settle": True})
         mine = await rl.start(flows.gated, "mine")
         await held_by(arena, mine, 1)
         getattr(member, fault)()
-        members.leader()  # a short ttl has no patience for an election
+        members.leader()  # wait: a short ttl would lapse during an election
         others = await rl.start(flows.gated, "others")
         await cluster.start("b", recovery={"lease_ttl": SHORT_TTL})
         assert await held_by(arena, others, 1) == "b"
@@ -114,5 +114,5 @@ async def test_without_a_majority_nothing_is_driven_and_with_it_work_goes_on(
         assert await asyncio.gather(*(run.result(timeout="60s") for run in runs)) == [6] * len(runs)
         assert await late.result(timeout="60s") == 3
         for name in "ab":
-            await cluster.logs(name, token(Token.LEASE_REGAINED))  # the other one may have finished everything before
+            await cluster.logs(name, token(Token.LEASE_REGAINED))  # the other may have finished all runs
         await arena.verify(rl, [*runs, late])

@@ -1,5 +1,5 @@
-"""The primary goes and its standby takes over, under an orchestrator that goes on: nothing accepted is lost, nothing committed is
-done again, and news is pushed again."""
+"""The primary fails and its standby takes over, while an orchestrator goes on: no accepted run is lost, no committed step is
+repeated, and news is pushed again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STEPS = 30
 
 
 class Site:
-    """A pair of servers, and how they are reached: by both their addresses, or by one that moves."""
+    """A pair of servers, and how clients reach them: by both addresses, or by one address that moves."""
 
     def __init__(self, pair: Pair, proxy: TcpProxy, way: str) -> None:
         self.pair = pair
@@ -42,8 +42,8 @@ class Site:
         self.store = both if way == "addresses" else f"postgresql://postgres@{proxy.address}/{both.rpartition('/')[2]}"
 
     def lose_primary(self) -> None:
-        """From now on there is only the standby."""
-        if self.way == "read-only":  # it lives on, and so do the connections to it
+        """Lose the primary: only the standby is left."""
+        if self.way == "read-only":  # the primary goes on, and so do the connections to it
             set_option(self.pair.primary, "default_transaction_read_only", "on")
         else:
             self.pair.primary.kill()
@@ -61,14 +61,14 @@ def site(request: pytest.FixtureRequest, postgres_server: PostgresServer) -> Ite
 
 @pytest.fixture
 def arena(site: Site, tmp_path: Path) -> Iterator[Arena]:
-    """What the node has written is found in pytest's folder afterwards."""
+    """After the test, the files of the node are in pytest's folder."""
     with tempfile.TemporaryDirectory(prefix="relight-cluster-", dir=MEMORY) as folder:
         yield Arena("postgres", Path(folder), site.store, "store", site.pair.primary, None)
         shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
 
 
 async def load(rl: Relight, runs: list[Handle[Any]]) -> None:
-    """Keep starting runs, as clients do: until each is accepted."""
+    """Start runs all the time. As clients do, start each again until it is accepted."""
     for number in itertools.count():
         while True:
             try:
@@ -80,7 +80,7 @@ async def load(rl: Relight, runs: list[Handle[Any]]) -> None:
 
 
 async def fail_over(arena: Arena, site: Site, rl: Relight, meanwhile: Token) -> list[Handle[Any]]:
-    """Under load; the standby is promoted when the orchestrator has noticed this. The runs that were accepted."""
+    """Lose the primary under load. When the orchestrator has noticed that, promote the standby. Returns the accepted runs."""
     runs: list[Handle[Any]] = []
     loading = asyncio.create_task(load(rl, runs))
     await until(lambda: len(arena.notes("end")) > 200)
@@ -96,7 +96,7 @@ async def fail_over(arena: Arena, site: Site, rl: Relight, meanwhile: Token) -> 
 
 
 async def news_is_pushed(arena: Arena, site: Site, rl: Relight) -> None:
-    """Each of these runs begins when the orchestrator hears of it, or when it looks by itself, every CHECK_SECONDS."""
+    """Each of these runs begins when the orchestrator gets the push, or when it looks by itself, every CHECK_SECONDS."""
     listening = "select count(*) > 1 from pg_stat_activity where query like 'LISTEN%relight.news%'"  # the client, too
     await until(lambda: site.pair.standby.sql(listening) == "t", "the orchestrator to listen", within=60)
     began = time.monotonic()
@@ -104,21 +104,21 @@ async def news_is_pushed(arena: Arena, site: Site, rl: Relight) -> None:
         run = await rl.start(flows.steps.with_id(f"told-{number}"), 1)
         await until(lambda run=run: arena.notes(run=run.id))
         await run.result()
-    assert time.monotonic() - began < 6 * CHECK_SECONDS  # by looking alone: eleven times and more
+    assert time.monotonic() - began < 6 * CHECK_SECONDS  # without pushes: eleven times and more
 
 
 async def test_without_synchronous_replication_it_is_the_standby_that_counts(
     postgres_server: PostgresServer, tmp_path: Path
 ):
-    """Acknowledged commits vanish. What was driven on their footing is fenced and goes on, without a restart, from what is left;
-    steps that had been committed are executed again: no engine could prevent that."""
+    """Acknowledged commits vanish. The runs that had made them are fenced. Without a restart they go on from what is
+    left. Steps that had been committed are executed again: no engine could prevent that."""
     with Pair(postgres_server, synchronous=False) as pair:
         arena = Arena("postgres", tmp_path, pair.create_database(), "store", postgres_server, None)
         async with arena.opened(60.0) as (cluster, rl):
             await cluster.start("a")
             runs = [await rl.start(flows.steps.with_id(f"r{n}"), 100, 0.02) for n in range(5)]
             await until(lambda: len(arena.notes("end")) > 50)
-            await asyncio.to_thread(pair.until_level)  # it has all of them, and some of their steps
+            await asyncio.to_thread(pair.until_level)  # the standby has all these runs, and some of their steps
             await asyncio.to_thread(pair.standby.stop)
             gone = await rl.start(flows.steps.with_id("gone"), 100, 0.02)
             before = len(arena.notes("end"))
@@ -137,7 +137,7 @@ async def test_without_synchronous_replication_it_is_the_standby_that_counts(
 
 
 async def test_an_orchestrator_goes_on_with_the_standby(arena: Arena, site: Site):
-    """Its lease outlives the failover, and so do its runs in memory: not even a step in flight is done again."""
+    """Its lease outlives the failover, and so do its runs in memory. Not even a step in flight is repeated."""
     async with arena.opened(60.0) as (cluster, rl):
         process = await cluster.start("a")
         runs = await fail_over(arena, site, rl, Token.COMMIT_FAILED)
@@ -151,7 +151,7 @@ async def test_an_orchestrator_goes_on_with_the_standby(arena: Arena, site: Site
 
 @pytest.mark.soak_ci
 async def test_a_failover_that_outlasts_the_lease(arena: Arena, site: Site):
-    """It lets go of its runs, and takes them up again."""
+    """The orchestrator lets go of its runs, and takes them up again."""
     async with arena.opened(2.0) as (cluster, rl):
         process = await cluster.start("a")
         runs = await fail_over(arena, site, rl, Token.LEASE_LOST)

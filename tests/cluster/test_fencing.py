@@ -1,4 +1,4 @@
-"""Owners that are frozen, cut off, mistaken about the time or about who they are: nothing they do counts twice."""
+"""Owners that are frozen or cut off, or that have a wrong clock or the same id as another: nothing that they do counts twice."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.cluster.arena import Arena, flows, journal
 from tests.harness.cluster import Cluster, pause, until
 from tests.servers.proxy import TcpProxy
 
-TTL = 3.0  # whoever shall keep its lease sends a heartbeat every second: no machine is so busy
+TTL = 3.0  # an orchestrator sends a heartbeat every second: no machine is so busy that its lease lapses
 SKEW = 3600.0
 SETTLED = {"settle": True}
 ETCD = ["postgres+etcd"]
 POSTGRES = ["postgres", "postgres+etcd"]
 IN_CI = [pytest.param("postgres+etcd", marks=pytest.mark.soak_ci)]
-# What does not depend on who keeps the store and the leases is on one kind in `make test`.
+# Tests that do not depend on the kind of store and leases run on one kind in `make test`.
 ONE_KIND = ["sqlite", *(pytest.param(kind, marks=pytest.mark.soak_ci) for kind in POSTGRES)]
 
 
@@ -31,7 +31,7 @@ def token(one: Token) -> str:
 
 
 async def held_by(arena: Arena, run: Handle[Any], count: int) -> str:
-    """Wait until the step that lasts has begun so many times; who began it last."""
+    """Wait until the step that lasts has begun so many times. Returns the orchestrator that began it last."""
     await until(
         lambda: len(arena.notes(key="held", run=run.id)) == count, f"the step to begin {count} times", within=60
     )
@@ -39,7 +39,7 @@ async def held_by(arena: Arena, run: Handle[Any], count: int) -> str:
 
 
 async def took_over(arena: Arena, rl: Relight, run: Handle[Any], name: str) -> list[Any]:
-    """`name` has the run, finishes it, and nothing that comes after that changes anything."""
+    """Check that `name` has the run and finishes it. Returns what must not change after that."""
     assert await held_by(arena, run, 2) == name
     arena.open_gate("open")
     assert await run.result(timeout="60s") == 6
@@ -64,11 +64,11 @@ async def test_a_frozen_owner_wakes_up_after_another_has_finished_the_run(arena:
         assert (recovered.owner, recovered.previous_owner) == (cluster.owner("b"), cluster.owner("a"))
         assert before[1].epoch == 3  # created, taken up by a, claimed by b
         assert len(await arena.verify(rl, [run])) == 1
-        assert await another_is_driven(rl, cluster, "b", "a")  # a is as good as new
+        assert await another_is_driven(rl, cluster, "b", "a")  # a works as before
 
 
 async def another_is_driven(rl: Relight, cluster: Cluster, without: str, by: str) -> bool:
-    """Whether `by` takes up runs: the other one is killed, so that nobody else could."""
+    """Whether `by` takes up runs. The other orchestrator is killed, so that no other could."""
     await cluster.kill(without)
     return bool(await rl.run(flows.steps, 3) == 3)
 
@@ -78,7 +78,7 @@ async def another_is_driven(rl: Relight, cluster: Cluster, without: str, by: str
 
 @pytest.fixture
 def proxy(arena: Arena, request: pytest.FixtureRequest) -> Iterator[TcpProxy]:
-    """Between `a` and the server that the test is about."""
+    """A proxy between `a` and the server that the test is about."""
     server = {"etcd": arena.etcd, "postgres": arena.postgres}[request.param]
     assert server is not None
     with TcpProxy("127.0.0.1", server.port) as made:
@@ -118,7 +118,8 @@ async def test_an_owner_is_cut_off_from_its_leases_only(arena: Arena, proxy: Tcp
 @pytest.mark.parametrize("kind", POSTGRES)
 @pytest.mark.parametrize("proxy", ["postgres"], indirect=True)
 async def test_an_owner_is_cut_off_from_the_store_only(arena: Arena, proxy: TcpProxy, how: str):
-    """With leases in etcd it stays alive for all to see, and keeps its run: nobody takes that over, and nobody needs to."""
+    """With leases in etcd it stays alive for all others, and keeps its run. No other orchestrator takes the run over,
+    and none needs to."""
     async with arena.opened(TTL) as (cluster, rl):
         await cluster.start("a", **through(arena, proxy))
         run = await rl.start(flows.gated, "open")
@@ -132,7 +133,7 @@ async def test_an_owner_is_cut_off_from_the_store_only(arena: Arena, proxy: TcpP
             assert [await journal(rl, run), await run.describe()] == before
         else:
             arena.open_gate("open")
-            await pause(2 * TTL)  # nobody may take it over in this time
+            await pause(2 * TTL)  # no orchestrator may take it over in this time
             assert (await run.describe()).owner == cluster.owner("a")
             proxy.heal()
             assert await run.result(timeout="60s") == 6
@@ -168,7 +169,7 @@ async def test_the_leases_are_down_for_longer_than_the_ttl(arena: Arena):
         await arena.verify(rl, runs)
 
 
-# ---- mistaken
+# ---- wrong clocks, the same id, a blocked loop
 
 
 @pytest.mark.parametrize("kind", ["postgres", *IN_CI])  # on one machine, which SQLite is for, there is only one clock
@@ -176,7 +177,7 @@ async def test_the_leases_are_down_for_longer_than_the_ttl(arena: Arena):
     "skew", [pytest.param(-SKEW, id="behind", marks=pytest.mark.soak_ci), pytest.param(SKEW, id="ahead")]
 )
 async def test_clocks_that_differ_by_an_hour(arena: Arena, skew: float):
-    """Nobody is declared dead by a clock that is not the store's, and who is dead is found in time."""
+    """No orchestrator counts as dead by another clock than the store's, and a dead one is noticed in time."""
     async with arena.opened(TTL) as (cluster, rl):
         await cluster.start("a", arguments={"skew": skew})
         first = await rl.start(flows.gated, "open")
@@ -198,12 +199,12 @@ async def test_clocks_that_differ_by_an_hour(arena: Arena, skew: float):
 
 @pytest.mark.parametrize("kind", ONE_KIND)
 async def test_two_orchestrators_with_one_id_are_told_apart(arena: Arena):
-    async with arena.opened(TTL, max_concurrent_runs=8) as (cluster, rl):  # so that neither takes all of them
+    async with arena.opened(TTL, max_concurrent_runs=8) as (cluster, rl):  # so that neither takes all runs
         await cluster.start("a")
         mine = await rl.start(flows.gated.with_id("first"), "open")
         await held_by(arena, mine, 1)
         await cluster.start("b", orchestrator_id="a", arguments=SETTLED)
-        assert token(Token.ORCHESTRATOR_ID_SHARED) not in cluster.log("b")  # they are of one machine
+        assert token(Token.ORCHESTRATOR_ID_SHARED) not in cluster.log("b")  # both are on one machine
         runs = [await rl.start(flows.steps.with_id(f"r{n}"), 20, 0.02) for n in range(20)]
         assert await asyncio.gather(*(run.result(timeout="60s") for run in runs)) == [sum(range(20))] * len(runs)
         await pause(TTL)
@@ -211,7 +212,7 @@ async def test_two_orchestrators_with_one_id_are_told_apart(arena: Arena):
         assert await mine.result(timeout="60s") == 6
         assert {note.by for note in arena.notes()} == {"a", "b"}  # by their nodes' names
         assert await arena.verify(rl, [mine, *runs]) == []
-        # One goes, gracefully; the other stays.
+        # One ends, gracefully. The other stays.
         cluster.terminate("a")
         assert await cluster.ended("a") == 0
         assert await rl.run(flows.steps, 3) == 3
@@ -235,8 +236,8 @@ async def test_a_step_that_blocks_the_event_loop_costs_no_lease(arena: Arena):
 @pytest.mark.parametrize(
     "kind", [*(pytest.param(kind, marks=pytest.mark.soak_ci) for kind in ("sqlite", "postgres")), *ETCD]
 )
-async def test_views_of_who_is_alive_converge(arena: Arena):
-    """A dead one that is still listed is dropped when it lapses; a living one that is not listed yet is found."""
+async def test_orchestrators_come_to_agree_on_which_of_them_are_alive(arena: Arena):
+    """A dead orchestrator stays in the list until its session lapses. A living one that is not in the list yet is added."""
     async with arena.opened(TTL) as (cluster, rl):
 
         async def listed() -> set[str]:
@@ -255,9 +256,9 @@ async def test_views_of_who_is_alive_converge(arena: Arena):
         await listed_are("a", "b")
         runs = [await rl.start(flows.gated.with_id(f"r{n}"), "open") for n in range(10)]
         await until(lambda: len(arena.begun()) == len(runs))
-        await cluster.kill("a")  # what is listed is a superset, until somebody finds out,
+        await cluster.kill("a")  # the list has too many until another orchestrator notices the death,
         await listed_are("b")
-        await cluster.start("c")  # and a subset, as b saw it
+        await cluster.start("c")  # and, as b knows it, too few
         await listed_are("b", "c")
         await cluster.kill("b")
         await listed_are("c")

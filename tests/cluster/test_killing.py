@@ -1,4 +1,4 @@
-"""The kill harness: short with `make test`; by more seeds, on all kinds of stores, with `make soak-ci`; long with `make soak`."""
+"""The kill harness. `make test`: short. `make soak-ci`: more seeds, on all kinds of stores. `make soak`: long."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SOAK_MINUTES = float(os.environ.get("RELIGHT_TEST_SOAK_MINUTES", "10"))
 
 
 class Everything:
-    """One run of each shape after the other."""
+    """Runs of each shape in turn."""
 
     shapes: tuple[tuple[Any, tuple[Any, ...], int], ...] = (
         (flows.steps, (12, 0.04), sum(range(12))),
@@ -50,7 +50,7 @@ class Everything:
 
 
 async def killing(arena: Arena, seed: int, seconds: float) -> None:
-    # Ten deaths in a row within a second of resuming are no sign of poison here, and on a busy machine they happen.
+    # Here ten deaths in a row within a second of resuming are no sign of poison, and on a busy machine they happen.
     async with arena.opened(TTL, recovery={"max_attempts": 1000}) as (cluster, rl):
         for name in NAMES:
             await cluster.start(name)
@@ -61,8 +61,8 @@ async def killing(arena: Arena, seed: int, seconds: float) -> None:
         report.check()
 
 
-# 87: within the first three strikes of each node all kinds come up, and two freezes that are longer than the ttl.
-# A seed of its own for every run is for `make soak`; there it is printed.
+# With seed 87, the first three strikes of each node have all kinds, and two freezes that are longer than the ttl.
+# `make soak` takes a new seed each time, and prints it.
 @pytest.mark.parametrize(
     "seed",
     [

@@ -1,4 +1,4 @@
-"""A run that kills its process is found among its companions: it is held, and they finish."""
+"""Recovery finds the run that kills its process among other runs. It is held, and the others finish."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MAX_DEATHS = 40  # of all processes together
 
 
 async def _settled(rl: Relight) -> list[Run]:
-    """The rows, once every run has ended or is held."""
+    """The rows, if every run has ended or is held. Otherwise nothing."""
     rows = await rl.services.store.get_runs(["killer", *(f"companion-{n}" for n in range(COMPANIONS))])
     return rows if all(row.status.terminal or row.status is Status.PAUSED for row in rows) else []
 
 
 async def _revive(cluster: Cluster, rl: Relight, names: list[str]) -> int:
-    """Start again whoever has died, until all runs are settled; how often somebody died."""
+    """Start each dead node again until all runs are settled. Returns how often a node died."""
     deaths = 0
 
     async def over() -> bool:

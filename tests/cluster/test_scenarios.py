@@ -16,7 +16,8 @@ from tests.cluster.arena import Arena, flows, rows
 from tests.harness.cluster import DEADLINE_SECONDS, pause, until
 
 TTL = 2.0
-LONG_TTL = 3600.0  # nobody waits for this one to lapse: whatever is taken over was released, or its process is known to be dead
+# No test waits for this lapse: a run that is taken over was released, or its process is known to be dead.
+LONG_TTL = 3600.0
 SETTLED = {"settle": True}
 
 
@@ -30,7 +31,7 @@ async def results(runs: Sequence[Handle[Any]], within: str = "100s") -> list[Any
         raise AssertionError(f"{len(left)} runs have not ended, such as\n{why}") from None
 
 
-# On the others with `make soak-ci` and `make soak`; what depends on the kind of store says so.
+# The other kinds are in `make soak-ci` and `make soak`. A test that depends on the kind of store says so.
 ALL_KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.soak), "postgres+etcd"]
 
 
@@ -59,7 +60,7 @@ async def test_restarted_with_the_same_id_its_runs_go_on_at_once(arena: Arena):
 @pytest.mark.parametrize("within", [DEADLINE_SECONDS, pytest.param(TTL + 2.0, id="in time", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("kind", ALL_KINDS)
 async def test_another_takes_over_within_the_ttl_and_two_seconds(arena: Arena, within: float):
-    """That it takes no longer is for `make soak`, on a machine that does nothing else."""
+    """`make soak` checks that it takes no longer, on a machine that does nothing else."""
     async with arena.opened(TTL) as (cluster, rl):
         await cluster.start("a")
         runs = [await rl.start(flows.gated.with_id(f"r{n}"), "open") for n in range(10)]
@@ -104,7 +105,7 @@ async def test_an_orchestrator_dies_while_it_recovers(arena: Arena):
         await cluster.start("c")
         assert await results(runs) == [6] * count
         in_flight = await arena.verify(rl, runs)
-        assert count <= len(in_flight) <= 2 * count  # in flight at a's death all, at b's death some of them
+        assert count <= len(in_flight) <= 2 * count  # in flight: all at a's death, some at b's death
 
 
 async def test_a_tree_of_child_flows_is_half_done(arena: Arena):
@@ -127,7 +128,7 @@ async def test_what_a_stopping_orchestrator_had_is_taken_over_at_once(arena: Are
     async with arena.opened(LONG_TTL) as (cluster, rl):
         await asyncio.gather(cluster.start("a"), cluster.start("b"))
         runs: list[Handle[Any]] = []
-        busy = asyncio.Semaphore(40)  # so many at once: more would wait for the machine, not for whoever takes over
+        busy = asyncio.Semaphore(40)  # so many at once: more would wait for the machine, not for a takeover
         ending: list[asyncio.Task[Any]] = []
 
         async def load() -> None:
@@ -144,7 +145,7 @@ async def test_what_a_stopping_orchestrator_had_is_taken_over_at_once(arena: Are
         cluster.terminate("a")
         stopped = time.time()
         assert await cluster.ended("a") == 0
-        await pause(0.3)  # runs are started still
+        await pause(0.3)  # runs are still started
         loading.cancel()
         wanted = [7 if index % 4 == 0 else sum(range(15)) for index in range(len(runs))]
         assert await results(runs) == wanted
@@ -154,8 +155,8 @@ async def test_what_a_stopping_orchestrator_had_is_taken_over_at_once(arena: Are
 
 
 def _longest_gap(arena: Arena, stopped: float) -> float:
-    """Of the runs that `a` had when it was told to stop: from its last step there to its first step elsewhere. Those that spawn
-    others do not count: they wait for these between two steps."""
+    """The longest time from a run's last step on `a` to its first step elsewhere, for the runs that `a` had when it was
+    told to stop. Runs that spawn others do not count: they wait for these between two steps."""
     spawning = {note.run.partition("/")[0] for note in arena.notes() if "/" in note.run}
     last = {note.run: note.at for note in arena.notes("end") if note.by == "a" and note.run not in spawning}
     gaps = [0.0]
@@ -180,7 +181,7 @@ async def test_the_second_signal_ends_it_at_once(arena: Arena):
         await until(blocked)
         cluster.terminate("a")
 
-        async def parked() -> bool:  # what waits is let go of at once; the step in flight may take its time
+        async def parked() -> bool:  # waiting runs are released at once; the step in flight has its grace
             row = await waiting.describe()
             return row.status is Status.WAITING and row.owner is None
 
@@ -257,7 +258,7 @@ async def _all_end(rl: Relight, runs: Sequence[Handle[Any]]) -> None:
     async def ended() -> bool:
         try:
             return all(row.status.terminal for row in await rows(rl, runs))
-        except StoreUnavailableError:  # our own connections were cut, too
+        except StoreUnavailableError:  # the connections of this process were cut, too
             return False
 
     await until(ended, within=100)

@@ -13,7 +13,7 @@ RUNS = 100
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_runs_that_fall_due_together_go_to_both_of_two_idle_orchestrators(arena: Arena):
-    """One of them would take a whole batch of a hundred, and the other find nothing."""
+    """Without sharing, one of them would take all hundred in one batch, and the other would find none."""
     async with arena.opened(10.0) as (cluster, rl):
         for name in ("a", "b"):
             await cluster.start(name)
@@ -23,6 +23,6 @@ async def test_runs_that_fall_due_together_go_to_both_of_two_idle_orchestrators(
         second = Counter(note.by for note in arena.notes(key="work:1"))
         assert sum(second.values()) == RUNS
         assert len(second) == 2, second
-        # How many each gets depends on who comes first, and on a busy machine one may be late.
+        # How many each gets depends on which comes first, and on a busy machine one may be late.
         assert min(second.values()) >= RUNS // 20, second
         await arena.verify(rl, runs)

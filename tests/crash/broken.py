@@ -1,4 +1,5 @@
-"""Engines broken on purpose, to see that the exploration notices: each scenario breaks its own process, in every life."""
+"""Engines that are broken on purpose, to see that the exploration notices. Each scenario breaks its own process, in
+every life."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from tests.crash import shapes
 
 
 async def no_waiting_for_commits(rl: Relight, life: Life) -> Any:
-    """A step's result reaches the flow before it is durable. The store is slow, so that this shows on any machine."""
+    """A step's result reaches the flow before it is durable. The store is slow, so that this is noticed on any machine."""
     add, commit = Writer.add, rl.services.store.commit
 
     def impatient(self: Writer, event: Any, ends: Any = None) -> None:
@@ -46,7 +47,7 @@ async def no_start_in_the_journal(rl: Relight, life: Life) -> Any:
 
 
 async def no_recovery(rl: Relight, life: Life) -> Any:
-    """What a crash leaves behind is claimed, and everything in its journal forgotten."""
+    """After a crash the run is claimed, and everything in its journal is forgotten."""
 
     def forgetful(journal: Any) -> Any:
         state = restore(journal)
@@ -59,7 +60,7 @@ async def no_recovery(rl: Relight, life: Life) -> Any:
 
 @step
 async def careless(number: int) -> int:
-    """Has its effect twice in one life."""
+    """A step has its effect twice in one life."""
     for _ in range(2):
         with effect():
             pass
@@ -78,7 +79,7 @@ async def another_end_each_time(rl: Relight, life: Life) -> Any:
 
 @step
 async def forgetting() -> str:
-    """Forgets to do it when it was killed in the middle of it once: nothing but the ledger can know."""
+    """A step has no effect if a process was killed in the middle of it before. Only the ledger shows that."""
     book = ledger()
     assert book is not None
     info = current_step()

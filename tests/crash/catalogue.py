@@ -1,4 +1,4 @@
-"""Every shape with the settings and the judgement it is explored with."""
+"""Every shape, with the settings and the checks of its exploration."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 from relight.testing.crashpoints import Check
 from tests.crash import checks
 
-PARKING = {"park_after": "1ms"}  # whatever waits, leaves memory
+PARKING = {"park_after": "1ms"}  # every run that waits leaves memory
 
 
 class Shape(NamedTuple):
     scenario: str
     config: dict[str, Any] | None = None
     check: Check | None = None
-    parks: bool = False  # an undisturbed run of it must leave memory and come back
+    parks: bool = False  # an undisturbed run of this shape must leave memory and come back
 
 
 SHAPES = {

@@ -1,4 +1,4 @@
-"""What must be true at the end of a trial, for shapes whose end is not simply that of an undisturbed run."""
+"""What must be true at the end of a trial, for shapes that may end otherwise than an undisturbed run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _ended(trial: Trial) -> set[str]:
 
 
 def values_stay(trial: Trial) -> None:
-    """Every execution of a step was given the values of the first that could have been heard of."""
+    """Every execution of a step got the same values as the first execution that could have been recorded."""
     result = trial.outcome.value["result"]
     assert result[1] == result[2], f"the step worked with {result[1]}, the flow has {result[2]}"
     assert set(result) <= _ended(trial), "a result that no step has worked for"
@@ -22,7 +22,7 @@ def values_stay(trial: Trial) -> None:
 
 
 def _items(trial: Trial, done: str, changed: str) -> None:
-    """The result is all of the old items or all of the new ones, and the old ones only if nothing was left to do."""
+    """The result has all of the old items or all of the new ones. It has the old ones only if nothing was left to do."""
     result = trial.outcome.value["result"]
     resumed = any(line.what == "start" and line.life > 1 for line in trial.lines)
     wanted = [done.format(item=item) for item in ("a", "b", changed if resumed else "c", "d", "e")]
@@ -31,7 +31,7 @@ def _items(trial: Trial, done: str, changed: str) -> None:
 
 def items_in_turn(trial: Trial) -> None:
     _items(trial, "prepare {item}, ship {item}", "changed")
-    # A changed item takes what followed on it along: whatever was done for it or behind it, is done again.
+    # A changed item also invalidates the items after it: their work and its own work are done again.
     if any(line.what == "start" and line.label == "prepare changed" for line in trial.lines):
         for label in ("ship changed", "ship d", "ship e"):
             assert any(line.what == "end" and line.label == label and line.life > 1 for line in trial.lines), label
@@ -46,7 +46,7 @@ def items_as_steps(trial: Trial) -> None:
 
 
 def never_twice(trial: Trial) -> None:
-    """Not even a step in flight is repeated; what is unknown is said to be interrupted, and nothing else is."""
+    """Not even a step in flight is repeated. Exactly the steps whose outcome is unknown are reported as interrupted."""
     starts = Counter(line.effect for line in trial.lines if line.what == "start" and line.label.startswith("once"))
     assert set(starts.values()) <= {1}, starts
     result = trial.outcome.value["result"]
@@ -63,13 +63,13 @@ _CLEAN_UP = {"close", "leaf tidy", "report"}
 
 
 def cancelled(trial: Trial) -> None:
-    """It ends as cancelled, and whatever it had opened it has closed."""
+    """The run ends as cancelled, and has closed all that it had opened."""
     assert trial.outcome.value == {"status": "cancelled", "reason": "enough"}, trial.outcome.value
     assert {"open"} | _CLEAN_UP <= _ended(trial), _ended(trial)
 
 
 def cancelled_somewhere(trial: Trial) -> None:
-    """It ends as cancelled; the clean-up belongs to the `try`: all of it, or none when the flow did not get there."""
+    """The run ends as cancelled. The clean-up belongs to the `try`: all of it is done, or none if the flow did not get there."""
     assert trial.outcome.value == {"status": "cancelled", "reason": "enough"}, trial.outcome.value
     assert _ended(trial) & _CLEAN_UP in (set(), _CLEAN_UP), _ended(trial)
 

@@ -32,7 +32,7 @@ ForkServers = Callable[[str], list[ForkServer]]
 
 @pytest.fixture(scope="session")
 def fork_servers() -> Iterator[ForkServers]:
-    """Those that have loaded a module, for all explorers of scenarios in it: what they fork shares nothing."""
+    """Fork servers that have loaded a module, for all explorers of its scenarios. The processes that they fork share nothing."""
     made: dict[str, list[ForkServer]] = {}
     yield lambda module: made.setdefault(module, [])
     for servers in made.values():
@@ -42,7 +42,7 @@ def fork_servers() -> Iterator[ForkServers]:
 
 @pytest.fixture
 def explorers(fork_servers: ForkServers) -> Iterator[Explorers]:
-    """Explorers of the shapes in shapes.py, by name. What went wrong stays where the failure's message says."""
+    """Explorers of the shapes in shapes.py, by name. The files of a failed trial stay: the failure's message says where."""
     made: list[Explorer] = []
 
     def make(scenario: str, **options: Any) -> Explorer:

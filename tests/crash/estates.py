@@ -1,8 +1,9 @@
-"""What dead orchestrators leave behind, and who comes into it: scenarios in which the recovering side is killed.
+"""The runs that a dead orchestrator leaves behind, and the orchestrators that take them up. In these scenarios the
+recovering process is killed.
 
-Imported by the children that are killed. In each, life 1 prepares and dies; life 2 recovers, and is what is killed at every
-operation on store and leases; life 3, another orchestrator, brings everything to its end, or life 0 does, the witness, which
-was there all the time.
+The children that are killed import this module. In each scenario life 1 prepares the runs and dies. Life 2 recovers
+them: it is killed at every operation on store and leases. Then another orchestrator brings every run to its end: life
+3, or life 0. Life 0 is the witness, which was there all the time.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ PREPARING, RECOVERING, WITNESS = 1, 2, 0
 POLL_SECONDS = 0.005
 
 
-# ---- what they work on
+# ---- the flows
 
 
 @step
@@ -43,7 +44,7 @@ async def work(label: str) -> str:
 
 @step
 async def stuck(label: str) -> str:
-    """In the first life it does not end: the process dies in it."""
+    """In the first life it does not end: the process dies in this step."""
     with effect(label):
         book = ledger()
         if book is not None and book.life == PREPARING:
@@ -73,7 +74,7 @@ async def branch(who: str) -> list[str]:
 
 @flow
 async def tree(who: str) -> list[Any]:
-    """Half done when its process dies: a child that has ended, two in the middle of it, one that is still to come."""
+    """Half done when its process dies: one child has ended, two are in the middle, one has not begun."""
     first = await leaf(f"{who} whole")
     halves = await asyncio.gather(branch(f"{who} left"), branch(f"{who} right"))
     return [first, *halves, await leaf(f"{who} last")]
@@ -92,7 +93,7 @@ async def parent(who: str) -> str:
 
 @flow
 async def faithful(who: str) -> str:
-    """Waits for a run that somebody else has started, again and again until it has come to a good end."""
+    """Waits for a run that another caller has started. After a cancellation it waits again, until that run has completed."""
     awaited = await spawn(tree.with_id("given-up"), "given-up")
     while True:
         try:
@@ -105,7 +106,7 @@ async def faithful(who: str) -> str:
 
 @flow
 async def listening(who: str) -> str:
-    """Waits for a signal; in memory, because it is busy with something else, too."""
+    """Waits for a signal, and stays in memory because a step is under way, too."""
     heard, _ = await asyncio.gather(wait_for("go", str), stuck(f"{who} busy"))
     return await work(f"{who} heard {heard}")
 
@@ -129,7 +130,7 @@ async def failing(who: str) -> str:
 
 
 def _vanishing() -> None:
-    """A flow that the dead process knew, and the next one learns of late."""
+    """A flow that the dead process knew. The next process registers it late."""
 
     @flow(name="vanishing")
     async def vanishing(who: str) -> list[str]:
@@ -137,7 +138,7 @@ def _vanishing() -> None:
 
 
 def _versioned(life: Life) -> None:
-    """A flow with a step that was another one in the dead process."""
+    """A flow with a step whose code was different in the dead process."""
     if life.number == PREPARING:
 
         @step(name="versioned_step")
@@ -159,7 +160,7 @@ def _versioned(life: Life) -> None:
         return [await changing(f"{who} one"), await stuck(f"{who} two")]
 
 
-_kept: list[Any] = []  # the registry knows steps only as long as somebody else does
+_kept: list[Any] = []  # the registry knows a step only as long as another reference to it exists
 
 
 # ---- preparing
@@ -181,7 +182,7 @@ async def _row(store: Store, run_id: str) -> Run:
 
 
 async def _write(store: Store, run_id: str, *events: j.AnyEvent, changes: Sequence[RunChange] = ()) -> None:
-    """Entries in the name of a run's owner, who does nothing meanwhile."""
+    """Write entries as the owner of a run. The owner itself writes nothing meanwhile."""
     row = await _row(store, run_id)
     commit = Commit(
         root_id=run_id,
@@ -195,7 +196,7 @@ async def _write(store: Store, run_id: str, *events: j.AnyEvent, changes: Sequen
 
 
 async def _damage(rl: Relight, life: Life, run_id: str) -> None:
-    """A byte too many in the journal's last entry."""
+    """Add a byte to the journal's last entry."""
     sequence = await life.store.latest_sequence(run_id)
     if isinstance(life.store, SqliteStore):
         import apsw
@@ -239,12 +240,12 @@ async def _all(store: Store) -> list[Run]:
 
 
 def _settled(row: Run) -> bool:
-    """Nobody has to do anything for it, unless a person asks."""
+    """No process has to do anything for this run, unless a person asks."""
     return row.status.terminal or (row.status is Status.PAUSED and row.owner is None)
 
 
 async def _settle(life: Life, *ids: str) -> None:
-    """Wait until these runs (or all roots) need nobody."""
+    """Wait until no process has to do anything for these runs (or for any root)."""
 
     async def settled() -> bool:
         rows = [row for row in await _all(life.store) if row.is_root and (not ids or row.id in ids)]
@@ -254,7 +255,7 @@ async def _settle(life: Life, *ids: str) -> None:
 
 
 class _Ends:
-    """What is terminal when this is made, to be the same bytes later."""
+    """The rows that are terminal when this is made. Later they must be the same, to the byte."""
 
     def __init__(self, rows: list[Run]) -> None:
         self.rows = {row.id: row for row in rows if row.status.terminal and row.hold is None}
@@ -268,7 +269,7 @@ class _Ends:
 
 
 async def _outcome(life: Life) -> dict[str, list[Any]]:
-    """How every run stands, root or child. Unfinished ones may have no owner any more."""
+    """The state of every run, root or child. An unfinished root must not have an owner any more."""
     rows = await _all(life.store)
     for row in rows:
         assert _settled(row) or not row.is_root, f"left behind: {row}"
@@ -284,13 +285,13 @@ def _error(row: Run) -> str | None:
 
 
 async def _stand_by(life: Life) -> None:
-    """The witness: there, and alive to everybody, but it does nothing until all others are over."""
+    """The witness: it runs, and all processes see that it is alive, but it does nothing until all other lives are over."""
     note("ready")
     while not life.facts("over"):
         time.sleep(POLL_SECONDS)  # noqa: ASYNC251 - its event loop stands still, its heartbeat thread's does not
 
 
-# ---- 1, 2, 6, 7: everything that an orchestrator can leave, taken over by the next
+# ---- 1, 2, 6, 7: everything that an orchestrator can leave; the next one takes it over
 
 PARKED = ["grieving", "mother", "parked"]
 
@@ -369,7 +370,7 @@ async def _leave_everything(rl: Relight, life: Life) -> None:
 
 
 async def given_up(rl: Relight, life: Life) -> Any:
-    """With auto_resume off. What was given up comes back when a person asks for it."""
+    """With auto_resume off. A run that recovery gave up on comes back when a person resumes it."""
     if life.number == PREPARING:
         for run_id, flow_name in (("plain", "chain"), ("tree", "tree"), ("once", "only_once")):
             await rl.start(flow_name, run_id, id=run_id)
@@ -391,7 +392,7 @@ async def given_up(rl: Relight, life: Life) -> Any:
     return await _outcome(life)
 
 
-# ---- 3: somebody resumes by hand, from a process that drives nothing
+# ---- 3: a person resumes runs by hand, through a process that drives nothing
 
 ASKED = ["orphan", "given-up", "paused"]
 
@@ -408,7 +409,7 @@ async def resumed_by_hand(rl: Relight, life: Life) -> Any:
         life.again()
         return None
     heard = {line.run for what in ("posted", "resumed") for line in life.facts(what) if line.life == RECOVERING}
-    alone = {"orphan", *heard}  # nobody has to ask again for these
+    alone = {"orphan", *heard}  # for these no person has to ask again
     await life.until(lambda: _have_ended(life, *alone))
     for run_id in set(ASKED) - alone:
         row = await _row(life.store, run_id)
@@ -423,7 +424,7 @@ async def _completed(life: Life, *ids: str) -> bool:
 
 
 async def _ask(rl: Relight, run_id: str) -> None:
-    """As a person does who hears nothing: again, until it is said that there is nothing to do."""
+    """Resume as a person does that gets no answer: again, until the answer is that there is nothing to do."""
     try:
         await patiently(lambda: rl.resume(run_id))
     except (RunStateError, ConflictError):
@@ -452,11 +453,11 @@ async def _leave_to_be_resumed(rl: Relight, life: Life) -> None:
     life.die()
 
 
-# ---- 4: an orderly end that is not one
+# ---- 4: an orderly end during which the process dies
 
 
 async def closing(rl: Relight, life: Life) -> Any:
-    """The first life closes, and dies while it does. Whoever comes next is told again what may not have been heard."""
+    """The first life closes, and dies while it does. The run in the next process is told again what it may not have received."""
     if life.number == WITNESS:
         await _stand_by(life)
     names = {"plain": "chain", "tree": "tree", "listening": "listening", "parked": "parked", "napping": "napping"}
@@ -465,7 +466,7 @@ async def closing(rl: Relight, life: Life) -> Any:
     if life.number == PREPARING:
         await _has_begun(life, "plain two", "listening busy", "tree left stuck", "tree right stuck")
     for run_id in ("listening", "parked"):
-        with contextlib.suppress(RunStateError):  # it has heard of it in an earlier life, and ended
+        with contextlib.suppress(RunStateError):  # the run has received it in an earlier life, and ended
             await (await rl.get(run_id)).signal("go", "now", id="go")
     if life.number == PREPARING:
         life.begins()
@@ -475,12 +476,12 @@ async def closing(rl: Relight, life: Life) -> Any:
     return await _outcome(life)
 
 
-# ---- told something in the moment it is paused by one who then dies
+# ---- a run gets a message in the moment in which its owner pauses it, and the owner dies
 
 
 @step
 async def slow(label: str) -> str:
-    """Ends when its run has been told what it was to be told while it was under way."""
+    """Ends when the witness has posted the message to its run. So the message comes while this step is under way."""
     with effect(label):
         book = ledger()
         assert book is not None
@@ -495,8 +496,9 @@ async def interrupted(who: str) -> list[str]:
 
 
 async def told_while_paused(rl: Relight, life: Life) -> Any:
-    """Life 1 drives a run and pauses it; while that lasts, the witness cancels or resumes it (`life.arguments`), and it has
-    routed that message to nobody, since the run is in memory elsewhere, before it looks for orphans."""
+    """Life 1 drives a run and pauses it. Meanwhile the witness cancels or resumes the run (`life.arguments`). It reads
+    its own message and delivers it to no run, because the run is in the memory of life 1. After that it looks for
+    orphans."""
     if life.number == WITNESS:
         return await _tell_and_take_over(rl, life)
     handle = await life.start(rl, interrupted, "r", id="r")
@@ -537,7 +539,7 @@ async def _tell_and_take_over(rl: Relight, life: Life) -> Any:
     assert told is not None
     rl.orchestrator.look_for_messages()
 
-    async def routed() -> bool:  # or life 1 has taken it in before anybody else could read it
+    async def routed() -> bool:  # or life 1 has consumed it before another process could read it
         unread = [message.id for message in await life.store.messages_after(told - 1, 1)]
         return rl.orchestrator.delivery._last >= told or told not in unread
 
@@ -550,14 +552,15 @@ async def _tell_and_take_over(rl: Relight, life: Life) -> Any:
     return await _outcome(life)
 
 
-# ---- 5: the lease is another's than the row says
+# ---- 5: the row names another owner than the lease
 
 
 async def wrong_owner(rl: Relight, life: Life) -> Any:
-    """Leases are kept apart from the store. The witness has acquired those of the dead one's runs, and cannot claim them, since
-    its store fails; life 2 finds that out and corrects the rows; then the witness's store works again."""
+    """Leases are kept apart from the store. The witness has acquired the leases of the dead process's runs, and cannot
+    claim the runs, because its store fails. Life 2 notices that and corrects the rows. Then the witness's store works
+    again."""
     if life.number == WITNESS:
-        # It finds the corrected rows by its look for lost runs: here at once, not half a minute later.
+        # It finds the corrected rows when it looks for lost runs: here at once, not half a minute later.
         waking.CHECK_SECONDS = waking.LOST_SECONDS = 0.1
         _fail_to_claim(rl, life)
         note("ready")
@@ -577,8 +580,9 @@ WRONG = ["plain", "tree"]
 
 
 def _fail_to_claim(rl: Relight, life: Life) -> None:
-    """The witness's first claim fails. Either it hears of that only when the others are over (`claim`); or at once, and has
-    seen that the runs are not its own when they are made so, before its next round (`owners`)."""
+    """The witness's first claim fails. With `claim` it learns that only when the other lives are over. With `owners` it
+    learns that at once, and sees that it does not own the runs; before its next round the rows are corrected and name
+    it."""
     (when,) = life.arguments
     store: Any = rl.services.store
     inner = store.owners
@@ -605,7 +609,7 @@ def _fail_to_claim(rl: Relight, life: Life) -> None:
 
 
 def _stand_still(life: Life) -> None:
-    """Its event loop stands still until all others are over; its heartbeat thread's does not."""
+    """The process's event loop stands still until all other lives are over. The loop of its heartbeat thread does not."""
     note("claiming")
     while not life.facts("over"):
         time.sleep(POLL_SECONDS)

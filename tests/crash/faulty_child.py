@@ -1,4 +1,5 @@
-"""A process whose system calls are made to fail from outside: `python -m tests.crash.faulty_child FILE LEDGER`.
+"""A process whose system calls fail, because the test makes them fail from outside: `python -m tests.crash.faulty_child
+FILE LEDGER`.
 
 It runs ten steps and prints, one JSON object per line, what its caller sees: the fault when there is one, and the end.
 """

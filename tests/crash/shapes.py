@@ -1,7 +1,7 @@
 """The shapes of flows that are killed at every storage operation, each with the scenario that starts and ends it.
 
-Imported by the children that are killed; the expectations are in the tests. A scenario is called in every life, so it says
-what a careful caller would do: start again under the same id, tell again what was not acknowledged.
+The children that are killed import this module. The expectations are in the tests. A scenario is called in every life,
+so it does what a careful caller does: it starts the run again under the same id, and repeats what was not acknowledged.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ async def ten_steps() -> list[str]:
 
 @flow
 async def large_values() -> list[str]:
-    """Over a blob_threshold of a few bytes everything goes through blobs."""
+    """With a blob_threshold of a few bytes every payload becomes a blob."""
     return [await work(f"{number}" * 100) for number in range(3)]
 
 
 @flow
 async def recorded_values() -> list[str]:
-    """What now(), random() and uuid() gave is what every repetition of the step sees."""
+    """Every repetition of the step sees the same now(), random() and uuid()."""
     first = await work(f"at {now().isoformat()}")
     number, name = random(), uuid()
     second = await work(f"{number} {name}")
@@ -94,7 +94,7 @@ async def three_steps(who: int) -> list[str]:
 
 
 async def poison(rl: Relight, life: Life) -> Any:
-    """How it ended; and if it was held, how it ended after it was freed."""
+    """How the run ended. If it was held: how it ended after it was freed."""
     handle = await life.start(rl, ten_steps)
     ended = await life.end(handle)
     if ended["status"] != "held":
@@ -193,7 +193,7 @@ class Order:
 
 @flow
 async def typed(order: Order, at: dt.datetime, *, tags: frozenset[str] = frozenset(), ratio: float = 1.0) -> list[str]:
-    """Takes what is no plain JSON."""
+    """A child flow whose arguments are not plain JSON."""
     assert isinstance(order, Order)
     assert isinstance(at, dt.datetime)
     assert isinstance(tags, frozenset)
@@ -241,7 +241,8 @@ async def spawned_runs(rl: Relight, life: Life) -> Any:
 
 @flow
 async def turning(turn: int, found: list[str]) -> list[str]:
-    """Each generation does a step, calls a flow, awaits one that it has spawned, and takes a signal. Some were sent before."""
+    """Each generation executes a step, calls a flow, awaits a run that it has spawned, and takes a signal. Some signals
+    came before."""
     found.append(await work(f"turn {turn}"))
     found.append(await leaf(f"turn {turn}"))
     child: SpawnedRun[list[str]] = await spawn(spawned, f"spawned in turn {turn}")
@@ -279,8 +280,8 @@ async def two_signals() -> list[Any]:
 
 
 async def _tell(life: Life, name: str, telling: Callable[[], Awaitable[None]]) -> None:
-    """A teller that was told "durable" does not tell again; one that was not does. A run that has ended in the meantime
-    (another process has driven it) needs to be told nothing."""
+    """A sender that knows that its signal is durable does not send it again. A sender that does not know sends it
+    again. A run that has ended in the meantime (another process has driven it) needs no signal."""
     if not life.facts("told", name):
         with contextlib.suppress(RunStateError):
             await patiently(telling)
@@ -316,7 +317,7 @@ async def signals_during(rl: Relight, life: Life) -> Any:
 
 
 async def signals_after(rl: Relight, life: Life) -> Any:
-    """The first life only waits; the signals come after the crash, or after a restart when there was none."""
+    """The first life only waits. The signals come after the crash, or after a restart if there was no crash."""
     handle = await life.start(rl, two_signals)
     if life.number == 1:
         await life.reached(handle.id, Status.WAITING)
@@ -338,7 +339,7 @@ async def joining(name: str) -> list[str]:
 
 
 async def joined_by_others(rl: Relight, life: Life) -> Any:
-    """A run that is started from outside, and two that find it under the id they wanted to give, and wait for its end."""
+    """A run that is started from outside. Two other runs spawn under the same id, find that run, and wait for its end."""
     awaited = await life.start(rl, shared, id="shared")
     others = [await life.start(rl, joining, name, id=name) for name in ("one", "two")]
     for run in (awaited, *others):
@@ -361,7 +362,7 @@ async def _resource(trail: list[str]) -> AsyncIterator[None]:
 
 @flow
 async def guarded_wait() -> list[str]:
-    """Parking must be invisible: no except sees it, no finally runs a step because of it."""
+    """Parking must be invisible: no `except` sees it, and no `finally` executes a step because of it."""
     trail = [await work("before")]
     async with _resource(trail):
         try:
@@ -498,7 +499,8 @@ async def cancelled_in_step(rl: Relight, life: Life) -> Any:
 
 
 async def cancelled_at_once(rl: Relight, life: Life) -> Any:
-    """The request races with the flow's first steps: where it is heard depends on timing, that it is heard does not."""
+    """The request races with the flow's first steps. Where the flow receives it depends on timing. That the flow
+    receives it does not."""
     handle = await life.start(rl, cleaning_up, False)
     return await _cancelled(life, handle)
 
@@ -531,7 +533,7 @@ async def cancelled_family(rl: Relight, life: Life) -> Any:
 
 
 async def paused_and_resumed(rl: Relight, life: Life) -> Any:
-    """Paused while it waits; the signal that comes meanwhile is not lost; resumed, it goes on."""
+    """The run is paused while it waits. The signal that comes meanwhile is not lost. After resume() the run goes on."""
     handle = await life.start(rl, two_signals)
     if not life.facts("told", "pause"):
         await life.reached(handle.id, Status.WAITING, Status.PAUSED)
@@ -539,7 +541,7 @@ async def paused_and_resumed(rl: Relight, life: Life) -> Any:
     if not life.facts("told", "resume"):
 
         async def paused() -> bool:
-            """Or it goes on already: the process was killed when the store had taken the resume, and this was not noted."""
+            """Whether the run is paused. Or it goes on already: the process was killed between the resume and the note."""
             row = await life.store.get_run(handle.id)
             assert row is not None
             return row.status is Status.PAUSED or row.status.terminal or bool(life.facts("end", "between"))

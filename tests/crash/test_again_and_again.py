@@ -14,7 +14,8 @@ from tests.seeds import known_seeds
 
 CI = pytest.mark.soak_ci
 
-# First kills after which every operation of the recovery is tried as the second: in the middle of what the shape is about.
+# After these first kills, every operation of the recovery is tried as the second kill. They lie in the middle of the
+# shape.
 SECOND_ORDER = {
     "ten steps in a row": "before:12",
     "gather of five helpers": "after:12",
@@ -56,7 +57,7 @@ def test_killed_again_after_every_first_point(name: str, explorers: Explorers, v
 
 @pytest.mark.parametrize(("plan", "times"), [("before:12", 10), ("after:12", 10), ("during:1", 9)])
 def test_many_kills_in_a_row(plan: str, times: int, explorers: Explorers, verify: Verify) -> None:
-    """`during:1` makes no progress at all: nine crashes without any are borne."""
+    """`during:1` makes no progress at all. A run may crash nine times without progress."""
     explorer = explorers("ten_steps")
     trial = explorer.endure([CrashPlan.parse(plan)] * times)
     report = Report(scenario=f"{explorer.scenario} {times} times {plan}")
@@ -68,7 +69,7 @@ def test_many_kills_in_a_row(plan: str, times: int, explorers: Explorers, verify
 
 
 def test_the_tenth_crash_without_progress_is_poison(explorers: Explorers) -> None:
-    """As max_attempts says. It is held, visibly, and resume() frees it, as it says."""
+    """The tenth, because of max_attempts. The run is held, its reason says so, and resume() frees it."""
 
     def check(trial: Any) -> None:
         held, freed = trial.outcome.value
@@ -84,7 +85,7 @@ def test_the_tenth_crash_without_progress_is_poison(explorers: Explorers) -> Non
 
 
 def test_progress_between_crashes_is_no_poison(explorers: Explorers) -> None:
-    """Each life finishes one step and dies in the next: ten steps need ten kills, and more than max_attempts=2 of them."""
+    """Each life finishes one step and dies in the next. Ten steps take ten kills, which is more than max_attempts=2."""
     explorer = explorers("ten_steps", config={"recovery": {"max_attempts": 2}})
     trial = explorer.endure([CrashPlan("during", 2)] * 9)
     assert trial.problems == []

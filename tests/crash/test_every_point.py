@@ -1,8 +1,8 @@
-"""Each shape is killed before, after and during every storage operation and step, and resumed in a fresh process. `make test`
-takes a sample of the points, `make soak-ci` most of them, `make soak` all.
+"""Each shape is killed before, after and during every storage operation and step, and resumed in a fresh process. `make
+test` takes a sample of the points, `make soak-ci` most of them, `make soak` all.
 
-Lost 0, committed steps repeated 0, steps in flight repeated at most once per kill, and the right end: see
-`relight.testing.crashpoints` for what is tried and `relight.testing.ledger` for how it is judged.
+No step is lost, no committed step is repeated, a step in flight is repeated at most once per kill, and the end is
+right. What is tried is in `relight.testing.crashpoints`, and how it is judged in `relight.testing.ledger`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from relight.testing.crashpoints import CrashPlan, Explorer, Mode, Report
 from tests.crash.catalogue import SHAPES
 from tests.crash.conftest import Explorers, Verify
 
-# One in so many operations of each mode, from a place on that differs from shape to shape: what they have in common, such as
-# opening, is tried at another point by each.
+# One of so many operations of each mode. The first one differs from shape to shape: so each shape tries another point
+# of what they have in common, such as opening.
 SAMPLE: dict[Mode, int] = {"after": 11, "during": 7, "before": 29, "raise": 23, "refuse": 37}
-# What a death before an operation leaves, a death after the last write has left, mostly; refusals kill nobody.
+# A death before an operation mostly leaves the same as a death after the last write. A refusal kills no process.
 MOST: dict[Mode, int] = {"after": 1, "during": 1, "before": 4, "raise": 4, "refuse": 6}
 
 
@@ -28,7 +28,7 @@ def explorer_of(name: str, explorers: Explorers) -> Explorer:
     for _ in range(20 if shape.parks else 0):
         if explorer.baseline.comebacks:
             break
-        explorer._baseline = None  # on a busy machine what it waits for may come before it is parked: once more
+        explorer._baseline = None  # on a busy machine its signal may come before it is parked: try once more
     if shape.parks:
         assert explorer.baseline.comebacks, "it was never parked: what this shape is about did not happen"
     return explorer

@@ -1,5 +1,5 @@
-"""Disk full, and syncs that fail: progress stops with a clear error, nothing is reported as done that is not, and it goes on
-after the fault is gone, in the same process or in the next."""
+"""Disk full, and syncs that fail: progress stops with a clear error, and nothing is reported as done that is not. When
+the fault is gone, the run goes on, in the same process or in the next."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
 
 
 def journaled(path: Path) -> list[str]:
-    """What the file itself says, read by somebody else."""
+    """The events in the file, read through another connection."""
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
     try:
         rows = db.execute("SELECT event FROM journal ORDER BY run, sequence").fetchall()
@@ -97,7 +97,7 @@ async def test_a_fault_stops_progress_and_passes(
     run = await relight.start(faulty_flow.with_id("hit"))
     await until(lambda: relight.fault is not None)
 
-    # Clear, in all the places where somebody would look for it
+    # The fault is clear, in all places where a person would look for it
     assert relight.fault is not None
     assert str(path) in relight.fault
     errors = [record for record in caplog.records if "[COMMIT_FAILED]" in record.message]

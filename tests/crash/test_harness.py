@@ -142,12 +142,12 @@ def test_arguments_that_a_flow_does_not_take_are_refused_before_anything_is_star
 
 
 def write_modules(path: str) -> None:
-    """In a child of the fork server."""
+    """This function runs in a child of the fork server."""
     Path(path).write_text("\n".join(sys.modules))
 
 
 def test_lives_find_the_backend_loaded_by_the_server_they_are_forked_from(tmp_path: Path) -> None:
-    """Loaded by each for itself, an exploration takes twice as long."""
+    """If each life loaded it, an exploration would take twice as long."""
     with Explorer("tests.crash.shapes:ten_steps", directory=tmp_path) as explorer:
         order = Order("tests.crash.test_harness:write_modules", str(tmp_path / "modules"), str(tmp_path / "log"), 30.0)
         assert explorer._server().run(order) == Ending(0, 0)

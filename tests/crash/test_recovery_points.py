@@ -1,8 +1,9 @@
-"""Recovery itself is killed before and after every call that it makes to the store and to the lease manager, or its answer is
-lost; then another orchestrator must bring every run to the end it would have come to.
+"""A recovering process is killed before and after every call to the store and to the lease manager, or the answer is
+lost. Then another orchestrator must bring every run to the end that it would have come to without the kill.
 
-The scenarios are in `estates.py`. Judged as in `test_every_point.py`, and beside that: what had ended stays as it is to the
-byte, epochs only grow, children end with their root, and nothing is left that would wait for somebody to restart.
+The scenarios are in `estates.py`. They are judged as in `test_every_point.py`. In addition, the rows of runs that had
+ended stay the same to the byte, epochs only grow, children end with their root, and no run is left that waits for a
+restart.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ _names = count(1)
 MODES: tuple[Mode, ...] = ("before", "after", "raise", "refuse")
 MOST: dict[Mode, int] = {"before": 5, "after": 2, "raise": 3}
 
-# A ttl that outlasts every trial: deaths are seen because the processes are of this machine, and there is one heartbeat. Who
-# is killed looks for orphans once, when it opens, so that its operations are the same in every trial; who comes after, often.
+# A ttl that is longer than every trial: deaths are noticed because the processes are on this machine, and there is only
+# one heartbeat. The process that is killed looks for orphans once, when it opens, so that its operations are the same
+# in every trial. The process after it looks often.
 SELDOM: dict[str, Any] = {"lease_ttl": "1h", "check_interval": "1h", "version_mismatch": "fail"}
 OFTEN: dict[str, Any] = SELDOM | {"check_interval": "0.2s"}
 
@@ -44,7 +46,7 @@ NEXT = _life("c", OFTEN)
 
 class Case(NamedTuple):
     scenario: str
-    lives: list[dict[str, Any]]  # who prepares (if anybody does), who is killed, who brings it to its end
+    lives: list[dict[str, Any]]  # one prepares (if `prepares`), one is killed, one brings all to its end
     prepares: bool = True
 
 
@@ -67,7 +69,7 @@ Explorers = Callable[..., Explorer]
 
 @pytest.fixture
 def explorers(fork_servers: ForkServers) -> Iterator[Explorers]:
-    """Explorers of the cases, by name; with a witness, that one takes the place of whoever comes last."""
+    """Explorers of the cases, by name. A witness takes the place of the last life."""
     made: list[Explorer] = []
 
     def make(name: str, *, witness: bool = False, **options: Any) -> Explorer:
@@ -89,24 +91,24 @@ def explorers(fork_servers: ForkServers) -> Iterator[Explorers]:
 
 
 def explored(explorer: Explorer, steps: Mapping[Mode, int]) -> Report:
-    """Every so-many-th operation in each mode, as one report."""
+    """One report on every n-th operation in each mode."""
     whole = Report(scenario=explorer.scenario)
     for mode, step in steps.items():
         one = explorer.explore((mode,), step=step)
-        # How many there are depends on timing: batches are cut differently, and some questions come with time.
+        # How many there are depends on timing: batches are divided differently, and some calls come after some time.
         assert one.points, "no operation was reached"
         whole = whole.plus(one)
     return whole
 
 
 def test_the_leases_wrap_every_operation_of_the_port() -> None:
-    """As of the store: a new method of the port must be counted too."""
+    """As for the store: a new method of the port must be counted, too."""
     operations = {name for name, _ in inspect.getmembers(LeaseManager, inspect.iscoroutinefunction)}
     wrapped = {name for name, method in vars(CrashingLeases).items() if inspect.iscoroutinefunction(method)}
     assert operations == {name for name in wrapped if not name.startswith("_")}
 
 
-# What each costs in `make test` is bounded: what was not killed "after" its k-th operation is much like "before" the next.
+# The time of each in `make test` is bounded. A kill "after" the k-th operation is much like one "before" the next.
 @pytest.mark.timeout(600)  # a matrix of processes, however busy the machine is
 @pytest.mark.parametrize(
     ("name", "steps"),
@@ -120,7 +122,7 @@ def test_the_leases_wrap_every_operation_of_the_port() -> None:
         *(pytest.param(name, dict(MOST), marks=pytest.mark.soak_ci, id=f"{name}, most") for name in CASES),
     ],
 )
-def test_another_brings_everything_to_its_end(
+def test_another_orchestrator_brings_every_run_to_its_end(
     name: str, steps: dict[Mode, int], explorers: Explorers, verify: Verify
 ) -> None:
     verify(explored(explorers(name), steps))
@@ -137,13 +139,13 @@ def test_another_brings_everything_to_its_end(
         *(pytest.param(name, {"after": 3}, marks=pytest.mark.soak_ci, id=f"{name}, more") for name in CASES),
     ],
 )
-def test_one_that_was_there_all_the_time_needs_no_restart(
+def test_an_orchestrator_that_was_there_all_the_time_needs_no_restart(
     name: str, steps: dict[Mode, int], explorers: Explorers, verify: Verify
 ) -> None:
     verify(explored(explorers(name, witness=True), steps))
 
 
-# ---- told something while it was being paused
+# ---- a message comes while the run is being paused
 
 
 def _told(kind: str) -> Check:
@@ -162,8 +164,10 @@ def _told(kind: str) -> Check:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("steps", [{"after": 6}, pytest.param(dict.fromkeys(MODES, 1), marks=pytest.mark.soak)])
 @pytest.mark.parametrize("kind", ["cancel", "resume"])
-def test_told_in_the_moment_its_owner_pauses_it_and_dies(kind: str, steps: dict[Mode, int], verify: Verify) -> None:
-    """The other one has heard of it and left it to the owner. It may not wait for a restart."""
+def test_a_message_in_the_moment_in_which_the_owner_pauses_the_run_and_dies(
+    kind: str, steps: dict[Mode, int], verify: Verify
+) -> None:
+    """The other orchestrator has read the message and left it to the owner. The run must not wait for a restart."""
     with Explorer(
         "tests.crash.estates:told_while_paused",
         [kind],
@@ -173,7 +177,7 @@ def test_told_in_the_moment_its_owner_pauses_it_and_dies(kind: str, steps: dict[
         witness=_life("c"),
     ) as explorer:
         verify(explored(explorer, steps))
-        if "after" in steps:  # and that one commit for certain, however the operations before it are numbered
+        if "after" in steps:  # and that commit in any case, however the operations before it are numbered
             commits = [n for n, name in enumerate(explorer.baseline.operations, 1) if name == "commit"]
             report = Report(scenario=f"{explorer.scenario}, when it is paused")
             for operation in range(commits[-1] - 1, commits[-1] + 2):
@@ -181,7 +185,7 @@ def test_told_in_the_moment_its_owner_pauses_it_and_dies(kind: str, steps: dict[
             verify(report)
 
 
-# ---- the lease is another's than the row says
+# ---- the row names another owner than the lease
 
 
 @pytest.mark.timeout(600)
@@ -189,10 +193,10 @@ def test_told_in_the_moment_its_owner_pauses_it_and_dies(kind: str, steps: dict[
     "steps", [{"after": 11, "raise": 13}, pytest.param(dict.fromkeys(MODES, 1), marks=pytest.mark.soak)]
 )
 @pytest.mark.parametrize("when", ["claim", "owners"])
-def test_whoever_corrects_an_owner_dies(
+def test_the_process_that_corrects_an_owner_dies(
     when: str, steps: dict[Mode, int], etcd_server: EtcdServer, verify: Verify
 ) -> None:
-    """Whoever holds the lease was not able to claim the run, and hears nothing of the correction: it has to look."""
+    """The holder of the lease was not able to claim the run, and is not told of the correction. It has to look for it."""
     names: dict[Path, str] = {}
 
     def places(directory: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A process that stalls (a suspended laptop, a paused machine) while another takes its runs over, and then wakes up: it
+"""A process stalls (a suspended laptop, a paused machine) while another takes its runs over. When it wakes up, it
 changes nothing any more, learns that it has been fenced, and comes to the same end."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from relight.testing.crashpoints import Report
 from tests.crash.catalogue import SHAPES
 from tests.crash.conftest import Explorers, Verify
 
-# How many steps it may be in the middle of, or about to begin: as many as the shape has branches at once.
+# How many steps it may be executing, or may be about to begin: as many as the shape has branches at once.
 BRANCHES = {
     "ten steps in a row": 1,
     "ten steps, checkpointed": 1,

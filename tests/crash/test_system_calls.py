@@ -1,5 +1,5 @@
-"""Faults and kills at system calls, injected into a real process from outside with strace: inside a transaction, between its
-writes and its sync, where no crash point of the store reaches."""
+"""Faults and kills at system calls. strace injects them into a real process from outside: inside a transaction, between
+its writes and its sync. Crash points of the store do not reach these places."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS = 10
 
 @pytest.fixture(scope="session")
 def strace() -> list[str]:
-    """The start of a command line; skipped where it cannot be had, except in CI, where it must."""
+    """The start of a command line. Without strace the test is skipped, and in CI it fails."""
     found = shutil.which("strace")
     works = found and subprocess.run([found, "-qq", "-o", os.devnull, "true"], check=False).returncode == 0
     if not works:
@@ -35,7 +35,7 @@ def strace() -> list[str]:
 
 @pytest.fixture(scope="session")
 def calls(strace: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
-    """How many writes and syncs the writer makes in an undisturbed run on a file that is there already."""
+    """How many writes and syncs the writer makes in an undisturbed run on a file that exists already."""
     directory = tmp_path_factory.mktemp("undisturbed")
     prepare(directory)
     trace = directory / "trace"
@@ -46,13 +46,13 @@ def calls(strace: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 
 def _middle_write(made: list[str]) -> int:
-    """The write before the middle sync: that many commits come before and after it, whatever opening and closing write."""
+    """The write before the middle sync: commits come before and after it, however many writes opening and closing make."""
     syncs = [place for place, call in enumerate(made) if call == "fdatasync"]
     return made[: syncs[len(syncs) // 2]].count("pwrite64")
 
 
 def prepare(directory: Path) -> None:
-    """Make the file: that takes more writes than the run itself, and is not what is tested here."""
+    """Make the file. That takes more writes than the run itself, and is not tested here."""
 
     async def make() -> None:
         store = SqliteStore(directory / "app.db", clock=SYSTEM_CLOCK)
@@ -63,7 +63,7 @@ def prepare(directory: Path) -> None:
 
 
 class Child:
-    """One life of tests.crash.faulty_child, and what it says."""
+    """One life of tests.crash.faulty_child, and the lines that it prints."""
 
     def __init__(self, directory: Path, command: Sequence[str] = ()) -> None:
         with (directory / "log").open("ab") as log:
@@ -83,7 +83,7 @@ class Child:
             )
 
     def says(self) -> dict[str, Any]:
-        """The next thing it says; {} when it says nothing any more."""
+        """The next line that it prints. {}: it prints nothing any more."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         return dict(json.loads(line)) if line else {}
@@ -96,20 +96,20 @@ class Child:
         return said
 
     def end(self) -> int:
-        """Wait for its end, after a kill or by itself."""
+        """Wait until it has ended, by itself or by a kill."""
         assert self._process.stdout is not None
         self._process.stdout.close()
         return self._process.wait()
 
     def kill(self) -> None:
-        # strace passes no SIGKILL on: it lets go of its child, so that one is killed by its own id.
+        # strace does not pass SIGKILL on: it detaches from its child. So the child is killed by its own id.
         for child in Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split():
             os.kill(int(child), signal.SIGKILL)
         self._process.kill()
 
 
 def repeated(directory: Path) -> int:
-    """How many steps were executed more than once; none may be missing, and none more than twice."""
+    """How many steps were executed more than once. No step may be missing, and none may be executed more than twice."""
     lines = read_ledger(directory / "ledger")
     starts = [line.effect for line in lines if line.what == "start"]
     assert len(set(starts)) == STEPS
@@ -170,7 +170,7 @@ def test_a_fault_that_stays_until_a_restart(
 
 
 def _killed_at(call: str, number: int, strace: list[str], directory: Path) -> bool:
-    """Kill a process at its n-th such call, resume it, check the end; whether it got so far."""
+    """Kill a process at its n-th such call, resume it, and check the end. Returns whether it made so many calls."""
     directory.mkdir()
     first = Child(directory, injected(strace, call, "signal=KILL", str(number))).everything()
     said = Child(directory).everything()
@@ -191,7 +191,7 @@ Record = Callable[[str, Any], None]
 def test_killed_inside_transactions(
     call: str, step: int, strace: list[str], calls: dict[str, int], tmp_path: Path, record_property: Record
 ) -> None:
-    """On a new file, so that making it is tried as well: every write and sync of it (in `make test` a part of them)."""
+    """On a new file, so that making the file is tried as well: every write and sync of it (in `make test` a part of them)."""
     numbers = range(1, 2 * calls[call], step if call == "pwrite64" else (step + 1) // 2)
     kills = sum(_killed_at(call, number, strace, tmp_path / str(number)) for number in numbers)
     assert kills >= len(numbers) // 3

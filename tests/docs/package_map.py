@@ -22,7 +22,7 @@ def layers() -> list[str]:
 
 
 def files(name: str) -> list[Path]:
-    """All of a package, or the one of a module."""
+    """All files of a package, or the file of a module."""
     package = SOURCE / name
     return sorted(package.rglob("*.py")) if package.is_dir() else [package.with_suffix(".py")]
 
@@ -48,7 +48,7 @@ def summary(name: str) -> str:
 
 
 def drawn() -> str:
-    """The table."""
+    """The table, as Markdown."""
     names = layers()
     lines = ["| from the top down | what | imports |", "|---|---|---|"]
     for name in names:
@@ -59,7 +59,7 @@ def drawn() -> str:
 
 
 def with_map(page: str) -> str:
-    """The page with today's table."""
+    """The page with the present table."""
     before, rest = page.split(BEGIN)
     return before + BEGIN + drawn() + END + rest.split(END)[1]
 

@@ -1,4 +1,4 @@
-"""Every example runs, and does what its page says: also when it is run again, or dies."""
+"""Every example runs, and does what its page says, also if it is run again or dies."""
 
 from __future__ import annotations
 

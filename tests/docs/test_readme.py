@@ -1,4 +1,4 @@
-"""The README's first screen is a promise: its program is killed and resumed here as it says."""
+"""The README's first screen is a promise: here its program is killed and resumed as the README says."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def first_column(page: str, heading: str | None = None) -> list[str]:
-    """The names in code style in the first column of a page's tables, or of those under one heading."""
+    """The names in code style in the first column of a page's tables, or of the tables under one heading."""
     text = (DOCS / page).read_text()
     if heading is not None:
         text = re.split(r"^###? ", text.partition(f"## {heading}\n")[2], flags=re.MULTILINE)[0]
@@ -126,7 +126,7 @@ def test_cli_lists_the_commands_and_their_options():
 
 
 def fields_on_the_page(beginning: str) -> list[str]:
-    """The names that follow this beginning in a row of the command line's page, without what stands in brackets."""
+    """The names after this beginning in a row of the command line's page, without the text in brackets."""
     listed = re.search(rf"\| {beginning}: (`run`.+) \|", (DOCS / "reference/cli.md").read_text())
     assert listed is not None
     return re.findall(r"`(\w+)`", re.sub(r"\(.*?\)", "", listed[1]))
@@ -215,7 +215,7 @@ def test_the_glossary_is_in_order_and_has_the_words_of_the_model():
 
 
 def test_payload_structs_are_what_the_json_of_the_command_line_says():
-    """`relight runs --json` documents its fields: every fact of a row is among them, under one name or another."""
+    """The page lists the fields of `relight runs --json`. Every fact of a row is among them, under one name or another."""
     from relight.cli.runs import describe
     from relight.model.run import Run
 

@@ -17,14 +17,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-MAX_NOT_RUN = 5  # in all pages together: a block that nobody runs is a block that rots
+TEXTS = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md"]
+MAX_COLUMNS = 120
+MAX_NOT_RUN = 5  # in all pages together: a block that is never run becomes wrong in time
 
 _FENCE = re.compile(r"^```(.*)$")
 _PRINTS = re.compile(r"# → (.+)$", re.MULTILINE)
 
 
 def blocks(page: Path) -> list[tuple[str, int, list[str]]]:
-    """The fenced blocks of a page: what stands behind the fence, the line it begins at, its lines."""
+    """The fenced blocks of a page: the text after the fence, the line at which the block begins, its lines."""
     found: list[tuple[str, int, list[str]]] = []
     inside = False
     for number, line in enumerate(page.read_text().splitlines(), start=1):
@@ -41,7 +43,7 @@ def blocks(page: Path) -> list[tuple[str, int, list[str]]]:
 
 
 def program(page: Path) -> str:
-    """The page's blocks at their own line numbers; "" when it has none to run."""
+    """The page's blocks at their own line numbers. "" if it has none to run."""
     lines: list[str] = []
     for kind, first, code in blocks(page):
         if kind == "python":
@@ -99,6 +101,30 @@ def test_links_lead_somewhere(page):
         assert file.exists(), f"{name(page)} links to {target}"
         if anchor:
             assert anchor in anchors(file), f"{name(page)} links to {target}, {name(file)} has {sorted(anchors(file))}"
+
+
+def test_lines_of_text_are_short():
+    """In an editor of 120 columns no line is cut off. Tables, blocks and links cannot be wrapped."""
+    long = [
+        f"{name(page)}:{number}"
+        for page in TEXTS
+        for number, line in enumerate(without_blocks(page), start=1)
+        if len(without_links(line)) > MAX_COLUMNS and not line.startswith("|")
+    ]
+    assert not long, f"these lines have more than {MAX_COLUMNS} columns"
+
+
+def without_blocks(page: Path) -> list[str]:
+    """The lines of a page, those inside its blocks empty."""
+    lines = page.read_text().splitlines()
+    for _, first, code in blocks(page):
+        lines[first - 1 : first - 1 + len(code)] = [""] * len(code)
+    return lines
+
+
+def without_links(line: str) -> str:
+    """A line without the targets of its links and without bare URLs."""
+    return re.sub(r"\]\([^)\s]+\)|https?://\S+", "]", line)
 
 
 def anchors(page: Path) -> set[str]:

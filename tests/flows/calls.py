@@ -9,7 +9,7 @@ from tests.flows.world import World
 
 
 class Calls(list[str]):
-    """What ran, in order; `fails` says how often a name fails first."""
+    """What ran, in order. `fails` says how often each name fails before it succeeds."""
 
     def __init__(self, **fails: int) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Calls(list[str]):
 
 
 def marking(calls: Calls) -> Any:
-    """A step that notes its call."""
+    """A step that records its call."""
 
     @step
     async def mark(name: str) -> str:

@@ -13,14 +13,15 @@ from tests.flows.world import World
 
 @pytest.fixture(autouse=True)
 def registry() -> Iterator[Registry]:
-    """No flows but those of this test; `registry.remove(name)` makes way for another version of one."""
+    """The registry has only the flows of this test. After `registry.remove(name)` a test may register another version
+    of a flow."""
     flows, listeners = REGISTRY._flows, REGISTRY._listeners
     REGISTRY._flows, REGISTRY._listeners = {}, []
     yield REGISTRY
     REGISTRY._flows, REGISTRY._listeners = flows, listeners
 
 
-# PostgreSQL behaves as the conformance suites say; that the whole engine does on it is looked at in `make soak`.
+# PostgreSQL behaves as the conformance suites check. `make soak` checks the whole engine on it.
 WORLDS = ["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.soak)]
 
 
@@ -28,8 +29,8 @@ NO_PARAMETERS = SimpleNamespace(params={})
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """A test without other parameters is on both kinds of stores in `make test`. Of one that has some, each case is on one of
-    the two there, half of them on either, and on the other in `make soak-ci`."""
+    """A test without other parameters runs on both kinds of stores in `make test`. If it has some, each case runs there on one of
+    the two, about half of them on each, and on the other in `make soak-ci`."""
     parameters = getattr(item, "callspec", NO_PARAMETERS).params
     kind = parameters.get("world")
     if kind in ("memory", "sqlite") and len(parameters) > 1:

@@ -17,7 +17,7 @@ waiting: list[asyncio.Future[None]] = []
 
 @step
 async def meet(n: int) -> int:
-    """All of these end in one turn of the loop, and so in one commit."""
+    """Steps that all end in one turn of the loop, and so in one commit."""
     mine = asyncio.get_running_loop().create_future()
     waiting.append(mine)
     if len(waiting) == BRANCHES:
@@ -47,7 +47,7 @@ async def wait_all() -> list[str]:
 
 
 async def wait_first() -> list[str]:
-    """Both sets that it returns, again and again."""
+    """Both sets that asyncio.wait returns, again and again."""
     pending: set[asyncio.Task[int]] = set(tasks())
     seen: list[str] = []
     while pending:
@@ -64,7 +64,7 @@ async def own_set() -> list[str]:
 
 
 async def as_completed_calls() -> list[str]:
-    """What as_completed was given are calls of steps: it puts them into a set before it makes tasks of them."""
+    """as_completed gets calls of steps. It puts them into a set before it makes tasks of them."""
     return [str(await one) for one in asyncio.as_completed([meet(n) for n in range(BRANCHES)])]
 
 
@@ -96,7 +96,7 @@ SHAPES = {
 async def sets(shape: str) -> list[str]:
     found = await SHAPES[shape]()
     said: list[str] = []
-    for name in found:  # a step for each: another order asks for other arguments
+    for name in found:  # a step for each: in another order, it gets other arguments
         said += await tell([name])
     await wait_for("go")
     return said
@@ -108,7 +108,7 @@ async def main(path: str, shape: str, part: str) -> Any:
         if part == "live":
             while await run.status() != "waiting":  # noqa: ASYNC110 - the test's deadline bounds it
                 await asyncio.sleep(0.002)
-            os._exit(0)  # as a crash
+            os._exit(0)  # like a crash
         await run.signal("go")
         try:
             return await run.result("60s")
@@ -118,6 +118,6 @@ async def main(path: str, shape: str, part: str) -> Any:
 
 if __name__ == "__main__":
     source = random_module.Random(int(sys.argv[4]))
-    ballast = [bytearray(source.randrange(1, 600)) for _ in range(source.randrange(20_000))]  # other addresses
+    ballast = [bytearray(source.randrange(1, 600)) for _ in range(source.randrange(20_000))]  # for other addresses
     del ballast[:: source.randrange(2, 5)]
     print(json.dumps(asyncio.run(main(*sys.argv[1:4]))))

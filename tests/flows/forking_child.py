@@ -1,5 +1,5 @@
-"""A process of test_misuse_fork: `python forking_child.py PATH async|blocking ACTION`. It opens Relight, forks, and tells in
-lines of JSON what the child saw ("child") and what came of the parent ("parent")."""
+"""A process of test_misuse_fork: `python forking_child.py PATH async|blocking ACTION`. It opens Relight, forks, and prints in
+lines of JSON what the child saw ("child") and what happened to the parent ("parent")."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def use_async(rl: Relight, handle: Any) -> Any:
         return await handle.signal("go", "from the child")
     if ACTION == "list":
         return str(await rl.list())
-    if ACTION == "open another":  # a process that was just forked has no running loop
+    if ACTION == "open another":  # a process that has just been forked has no running loop
         asyncio.run(open_another())
     return None  # "leave"
 

@@ -50,10 +50,10 @@ from tests.flows.world import World, until
 
 
 class Unknown:
-    """No dataclass, no model: nothing that could be journaled."""
+    """Neither a dataclass nor a model, so it cannot be journaled."""
 
 
-# What cannot be journaled, and what the message says of where it sits.
+# Values that cannot be journaled, and how the message names the place.
 UNSERIALISABLE: list[Any] = [
     pytest.param({"rows": [1.0, float("nan")]}, r"\.rows\[1\]", id="nan"),
     pytest.param({"limit": float("inf")}, r"\.limit", id="infinity"),
@@ -66,7 +66,7 @@ UNSERIALISABLE: list[Any] = [
 
 
 def one_line(error: BaseException) -> str:
-    """The message, which is one line and no traceback."""
+    """The message. It is one line without a traceback."""
     assert "\n" not in str(error)
     return str(error)
 
@@ -76,7 +76,7 @@ def counts(world: World) -> dict[str, int]:
 
 
 async def failed(world: World, run: Handle[Any], *events: type) -> str:
-    """The run has failed, and its journal holds exactly these events: the message of its error."""
+    """Check that the run has failed, and that its journal has exactly these events. Returns the message of its error."""
     with pytest.raises(RunFailedError) as raised:
         await run.result(timeout="60s")
     assert await run.status() is Status.FAILED
@@ -567,7 +567,7 @@ async def test_a_step_that_its_flow_leaves_behind_is_cancelled_before_the_run_en
 
 
 class Foreign(threading.Thread):
-    """A thread that a user makes inside a flow, with the flow's context; it keeps what was raised in it."""
+    """A thread that a user makes inside a flow, with the flow's context. It keeps the error that was raised in it."""
 
     def __init__(self, body: Callable[[], Any], gate: threading.Event | None = None) -> None:
         super().__init__(daemon=True)
@@ -670,7 +670,7 @@ async def test_a_step_awaited_outside_the_run_it_was_called_in(world: World):
 
 
 class Damaged:
-    """Two runs in the middle of their third step when their process dies, and one whose journal is then damaged."""
+    """Two runs are in the middle of their third step when their process dies. Then the journal of one is damaged."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -706,7 +706,7 @@ class Damaged:
         return bool(await self.world.rl.services.store.get_checkpoint("bad"))
 
     async def reopen(self, named: str, caplog: pytest.LogCaptureFixture) -> Handle[Any]:
-        """The good run completes, the bad one is held and says why."""
+        """Check that the good run completes, and that the bad run is held and says why."""
         rl = await self.world.open()
         assert await (await rl.get("good")).result(timeout="60s") == 10
         run = await rl.get("bad")
@@ -717,7 +717,7 @@ class Damaged:
         with pytest.raises(CorruptionError, match=f"run 'bad' is held: .*{named}"):
             await run.result(timeout="60s")
         assert re.search(rf"\[JOURNAL_CORRUPT\] run bad: .*{named}", caplog.text)
-        assert sorted(self.calls) == [2, 3, 4]  # of the good run only
+        assert sorted(self.calls) == [2, 3, 4]  # steps of the good run only
         return run
 
 
@@ -743,7 +743,7 @@ async def test_a_repaired_journal_is_resumed(world: World, caplog: pytest.LogCap
     await world.close(rl)
     world.damage("bad", 2)
     run = await damaged.reopen(r"(sequence|entry) 2\b", caplog)
-    await run.resume()  # nothing was repaired: it is looked at, and held again
+    await run.resume()  # nothing was repaired: the run is read, and held again
     await until(lambda: caplog.text.count("[JOURNAL_CORRUPT]") == 2)
     await world.until_status("paused", run)
     world.damage("bad", 2, bytes(entry))
@@ -779,7 +779,7 @@ async def test_a_corrupt_checkpoint_holds_its_run_and_no_other(world: World, cap
 
 
 async def refused(path: str | Path) -> str:
-    """The one line that opening this path fails with; the engine can be closed, and opened again, after it."""
+    """The line with which opening this path fails. After that the engine can be closed, and opened again."""
     rl = Relight(path)
     with pytest.raises(StoreFormatError) as raised:
         await rl.open()

@@ -1,4 +1,5 @@
-"""A transaction is bounded by bytes as well: PostgreSQL takes no message over 1 GB, and such a batch would be tried for ever."""
+"""A transaction is also bounded by bytes. PostgreSQL accepts no message over 1 GB, and the store would try such a batch
+for ever."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ LIMIT = 500_000
 
 
 class Scale:
-    """Weighs what the store is given."""
+    """A store that counts the bytes that it gets."""
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         self.batches: list[int] = []
@@ -44,7 +45,7 @@ def threshold(request: pytest.FixtureRequest) -> int:
     return 1000 if request.param else 10 * LARGE
 
 
-async def test_of_many_runs(world: World, monkeypatch: pytest.MonkeyPatch, threshold: int):
+async def test_batches_of_many_runs_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch, threshold: int):
     gate = asyncio.Event()
 
     @step
@@ -65,7 +66,9 @@ async def test_of_many_runs(world: World, monkeypatch: pytest.MonkeyPatch, thres
     assert sum(size > LARGE for size in scale.batches) < MANY, "they are committed one by one"
 
 
-async def test_of_many_runs_that_are_started(world: World, monkeypatch: pytest.MonkeyPatch, threshold: int):
+async def test_batches_of_many_runs_that_are_started_are_bounded(
+    world: World, monkeypatch: pytest.MonkeyPatch, threshold: int
+):
     @flow
     async def takes(text: str) -> int:
         return len(text)
@@ -77,7 +80,7 @@ async def test_of_many_runs_that_are_started(world: World, monkeypatch: pytest.M
     assert max(scale.batches) <= LIMIT + 4 * LARGE
 
 
-async def test_of_one_run_with_many_branches(world: World, monkeypatch: pytest.MonkeyPatch):
+async def test_batches_of_one_run_with_many_branches_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch):
     gate = asyncio.Event()
 
     @step

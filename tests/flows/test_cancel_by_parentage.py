@@ -1,4 +1,4 @@
-"""Cancelling reaches what descends from a run, however the ids were given."""
+"""Cancelling a run reaches all its descendants, however their ids were given."""
 
 from __future__ import annotations
 

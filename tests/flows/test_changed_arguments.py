@@ -1,4 +1,4 @@
-"""A step that is asked for with other arguments than before: the run is held, and the argument is named."""
+"""A step is called with other arguments than before: the run is held, and the reason names the argument."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOON = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
 
 @step
 async def charge(order: Any, cents: int, at: Any = None, *, note: str = "") -> str:
-    await asyncio.sleep(0)  # as every step that does something
+    await asyncio.sleep(0)  # like every step that waits for something
     return "charged"
 
 
@@ -65,7 +65,7 @@ async def limited(order: str, cents: int) -> None:
 
 
 async def held(world: World, charged: Any, before: tuple[Any, ...], after: tuple[Any, ...], **changed: Any) -> str:
-    """The reason why a run is held whose step is called with the one arguments, and after a crash with the other."""
+    """A run calls a step with the first arguments, and after a crash with the others. Returns the reason of its hold."""
     lives = [(before, {}), (after, changed)]
 
     @flow(name="shop")
@@ -116,7 +116,7 @@ async def test_it_is_named_for_every_kind_of_step(world: World, charged: Any):
 
 
 async def test_of_a_step_that_never_waits_the_arguments_are_listed(world: World):
-    """To tell them apart would cost such a step 4 % of its time."""
+    """To find out which argument is different would cost such a step 4 % of its time."""
     reason = await held(world, at_once, ("a", 1, NOON.isoformat()), ("a", 1, LATER.isoformat()))
     assert "arguments changed (one or more of 'order', 'cents', 'at')" in reason
     assert "'at' looks like a time: take it from relight.now()" in reason

@@ -1,4 +1,4 @@
-"""Checkpoints: a long journal is folded into one snapshot and a tail, and nobody can tell the difference."""
+"""Checkpoints: a long journal is folded into one snapshot and a tail. Neither the flow nor a caller sees a difference."""
 
 import asyncio
 import logging
@@ -32,9 +32,9 @@ from tests.flows.world import World, until
 
 
 class Counting:
-    """A flow of n steps that then waits; it knows how often each step ran.
+    """A flow of n steps that then waits. It counts how often each step ran.
 
-    With a world, its steps let checkpoints keep up, so that the length of the tail is no matter of luck.
+    With a world, its steps wait for checkpoints, so that the length of the tail does not depend on luck.
     """
 
     def __init__(self, world: World | None = None) -> None:
@@ -124,7 +124,7 @@ async def tree(depth: int) -> int:
 
 @flow
 async def everything() -> list[Any]:
-    """Whatever leaves something in a journal."""
+    """A flow with every operation that leaves entries in a journal."""
     seen: list[Any] = [await add(1, n) for n in range(5)]
     seen += await asyncio.gather(*(add(2, n) for n in range(5)))
     seen += await foreach([1, 2, 3], lambda n: add(n, n))
@@ -159,7 +159,7 @@ async def test_a_compacted_run_is_the_same_as_one_that_is_not(world: World, ever
         await run.signal("first", 10)
         await until(partial(_has, world, run_id, "add:9"))
         if run_id == "compacted":
-            # It is made in the background, and dies with the process.
+            # A checkpoint is made in the background, and dies with the process.
             await until(partial(checkpoint_of, world, run_id))
         rl = await world.crash_and_reopen()
         run = await rl.get(run_id)
@@ -180,7 +180,7 @@ async def _has(world: World, run_id: str, key: str) -> bool:
 
 
 def _comparable(outcome: Any) -> Any:
-    """An outcome without what two runs of one flow differ in: uuids, sequence numbers."""
+    """An outcome without the parts that are different in two runs of one flow: uuids, sequence numbers."""
     return (
         outcome.ending,
         bytes(outcome.output) if len(outcome.output) < 30 else "",
@@ -246,7 +246,7 @@ async def _recorded(world: World, run_id: str, count: int) -> bool:
 
 
 async def test_a_checkpoint_keeps_what_is_open(world: World):
-    """A sleep under way is no outcome, and its end survives all the same."""
+    """A sleep under way is not an outcome, but its end survives, too."""
 
     @step
     async def quick(n: int) -> int:
@@ -334,7 +334,7 @@ async def has_status(run: Handle[Any], status: Status) -> bool:
 
 
 async def long_run(path: Path, steps: int) -> None:
-    """A run of that many steps, its process gone, and restored from one checkpoint and a short tail."""
+    """A run of that many steps whose process has died is restored from one checkpoint and a short tail."""
     counting = Counting()
     async with Relight(path) as rl:
         run = await rl.start(counting.flow.with_id("long"), steps)
@@ -344,7 +344,7 @@ async def long_run(path: Path, steps: int) -> None:
     assert isinstance(journal, Journal)
     assert journal.checkpoint is not None
     assert journal.checkpoint.sequence > steps * 0.6
-    assert len(journal.entries) < max(1300, steps * 0.3)  # checkpoint.every, or a quarter of what it holds
+    assert len(journal.entries) < max(1300, steps * 0.3)  # checkpoint.every, or a quarter of what the checkpoint has
     assert len(restore(journal).outcomes) >= steps
     async with Relight(path) as rl:
         run = await rl.get("long")
@@ -365,8 +365,8 @@ async def test_a_run_of_100_000_steps_is_restored_from_one_checkpoint_and_a_tail
 
 
 async def test_a_commit_whose_answer_is_lost_is_recognised_beside_a_checkpoint(world: World, caplog: Any):
-    """The checkpoint is made while the commit is under way, and must leave its entries there: they are what tells that it was
-    written."""
+    """The checkpoint is made while the commit is under way. It must leave the commit's entries there, because they show that the
+    commit was written."""
     calls = Calls()
     mark = marking(calls)
 

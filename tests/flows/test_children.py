@@ -313,7 +313,8 @@ async def test_a_retried_sync_flow_keeps_what_finished(world: World):
 
 @pytest.mark.parametrize("crash", [False, True])
 async def test_a_retried_flow_may_take_another_way_than_the_failed_attempt(world: World, crash: bool):
-    """The step that failed, and was caught, succeeds this time: the flow does not need the way round it any more."""
+    """The step failed, and the flow caught that and went another way. This time the step succeeds, and the flow does
+    not go that way."""
     calls = Calls(direct=1, last=2)
     mark = marking(calls)
 
@@ -336,7 +337,7 @@ async def test_a_retried_flow_may_take_another_way_than_the_failed_attempt(world
             await until(lambda: "t" in world.rl.orchestrator.live)
         world.clock.advance("1h")
     assert await finish(world, "t") == "directlast"
-    # `mark` is one step in four places: what an attempt kept is found again by its place.
+    # `mark` is one step in four places: its results of an earlier attempt are found by their places.
     assert calls.count("last") == 3
 
 
@@ -412,7 +413,7 @@ async def test_a_flows_timeout_fires(world: World, how: str):
 
 
 async def timed(world: World, run_id: str) -> Any:
-    """The result of a run whose timeout has passed already."""
+    """The result of a run whose timeout has already passed."""
     await until(lambda: passed(world, run_id))
     return await finish(world, run_id)
 

@@ -1,4 +1,4 @@
-"""Branches of a flow: whatever order they run in, each gets its own results, live and replayed."""
+"""Branches of a flow: in whatever order they run, each gets its own results, live and on replay."""
 
 import asyncio
 import contextvars
@@ -17,7 +17,7 @@ from tests.flows.world import World, until
 
 
 class Delays:
-    """A seeded source of small delays, so that branches finish in an order nobody planned; and the count of effects."""
+    """A seeded source of small delays, so that branches finish in a random order. It also counts effects."""
 
     def __init__(self, seed: int) -> None:
         self.source = random_module.Random(seed)
@@ -32,7 +32,7 @@ class Delays:
 
 
 async def crash_after(world: World, run_id: str, count: int) -> set[str]:
-    """Crash once so many operations are recorded; which these were."""
+    """Crash when so many operations are recorded. Returns which these were."""
     await until(lambda: _reached(world, run_id, count))
     await world.crash()
     rl = await world.open(recovery_enabled=False)
@@ -133,7 +133,7 @@ async def test_the_same_step_called_many_times_at_once(world: World):
 
 
 async def test_a_branch_is_named_when_it_is_made_not_when_it_runs(world: World):
-    """The first task waits until the second is done: made first, it keeps the first name."""
+    """The first task waits until the second is done. It keeps the first name, because it was made first."""
     order: list[str] = []
 
     @step
@@ -200,7 +200,7 @@ async def test_wait_first_completed_replays_the_same_winner(world: World):
         gates[name].set()
         await until(lambda count=count: len(winners) == count)
     await world.until_status("waiting", run)
-    rl = await world.crash_and_reopen()  # all gates are open now: only the journal knows who won
+    rl = await world.crash_and_reopen()  # all gates are open now: only the journal knows which branch won
     run = await rl.get("r")
     await run.signal("go")
     assert await run.result() == ["c", "a", "b"]
@@ -247,7 +247,7 @@ async def test_the_first_of_two_branches_decides_also_after_a_crash_in_between(w
 
 
 async def test_a_dead_heat_has_one_winner_live_and_replayed(world: World):
-    """Both are recorded by one commit; still the flow sees one of them first, and the same one again."""
+    """One commit records both. Still the flow sees one of them first, and on replay it sees the same one first."""
     gate = asyncio.Event()
     seen: list[list[str]] = []
 
@@ -280,7 +280,7 @@ async def test_a_dead_heat_has_one_winner_live_and_replayed(world: World):
 
 
 async def test_large_results_do_not_lose_their_place(world: World):
-    """A result that has to be fetched takes a moment longer in replay; it must not be overtaken because of that."""
+    """On replay, a large result takes a moment longer, because it has to be read. Still no other outcome may come before it."""
     gates = {name: asyncio.Event() for name in ("large", "small")}
     seen: list[str] = []
 
@@ -340,7 +340,7 @@ async def test_as_completed_replays_the_same_order(world: World):
 
 
 async def test_replay_goes_on_when_a_recorded_branch_is_no_longer_asked_for(world: World):
-    """The loser is cancelled after it has recorded a step: on replay it is cancelled before it could ask for its next one."""
+    """The loser is cancelled after it has recorded a step. On replay it is cancelled before it can ask for its next step."""
     gate = asyncio.Event()
     calls: list[str] = []
 
@@ -381,11 +381,12 @@ async def test_replay_goes_on_when_a_recorded_branch_is_no_longer_asked_for(worl
     assert sorted(calls) == ["finish", "tick 0", "tick 1", "tick 2"]
 
 
-# ---- what a flow cancels itself
+# ---- operations that a flow cancels itself
 
 
 async def test_a_step_the_flow_gave_up_on_is_given_up_on_again_by_replay(world: World):
-    """asyncio.timeout() around a step: after a crash the flow must take the same way, not find another step recorded."""
+    """asyncio.timeout() around a step. After a crash the flow must go the same way, or it would find another step in
+    the journal."""
     calls: list[str] = []
 
     @step
@@ -417,13 +418,13 @@ async def test_a_step_the_flow_gave_up_on_is_given_up_on_again_by_replay(world: 
     rl = await world.crash_and_reopen()
     await (await rl.get("r")).signal("go")
     assert await (await rl.get("r")).result("60s") == "instead"
-    assert calls == ["slow", "fallback"]  # given up on is an end like any other: it is not begun again
+    assert calls == ["slow", "fallback"]  # to be given up on is an end like any other: the step is not begun again
 
 
 @pytest.mark.parametrize("what", ["step", "retried", "sleep", "signal", "child", "spawn", "join"])
 @pytest.mark.parametrize("commit", [1, 2])
 async def test_giving_up_while_a_commit_is_under_way(world: World, what: str, commit: int):
-    """The flow's own timeout is due while the operation waits for its first or second commit: replay goes the same way."""
+    """The flow's own timeout is due while the operation waits for its first or second commit. Replay goes the same way."""
 
     @step
     async def done() -> str:
@@ -475,7 +476,7 @@ async def test_giving_up_while_a_commit_is_under_way(world: World, what: str, co
 
     async def slow_commit(batch: Any) -> Any:
         commits.append(1)
-        if len(commits) == 1 + commit:  # the first is that of the signal which lets it begin
+        if len(commits) == 1 + commit:  # the first commit is that of the signal that lets it begin
             world.clock.advance(0.05)
         return await plain(batch)
 
@@ -600,7 +601,7 @@ async def test_a_step_whose_body_raises_cancelled_error_by_itself(world: World):
 
     @flow
     async def catching() -> str:
-        """Nobody has cancelled the flow: it is told of an error of the step, in every life."""
+        """The flow was not cancelled. In every life it gets an error of the step."""
         try:
             await odd()
         except StepError as error:
@@ -623,7 +624,7 @@ async def test_a_signal_that_comes_as_the_flow_gives_up_is_kept_for_the_next_wai
     @step
     async def enough() -> None:
         await gate.wait()
-        # Its end and the signal are recorded in one commit, in this order.
+        # One commit records the end of the wait and the signal, in this order.
         asyncio.get_running_loop().call_soon(live.deliver, message)
 
     @flow
@@ -635,7 +636,7 @@ async def test_a_signal_that_comes_as_the_flow_gives_up_is_kept_for_the_next_wai
         return [str(waiting.cancelled()), await wait_for("answer", str)]
 
     async def deaf() -> None:
-        """Or the poll may tell of the signal before its turn."""
+        """Otherwise the poll could deliver the signal too early."""
 
     rl = await world.open()
     rl.orchestrator.delivery.deliver_new = deaf  # type: ignore[method-assign]
@@ -748,7 +749,7 @@ async def test_a_task_group_raises_the_same_group_after_replay(world: World):
     assert seen[0] == seen[1] == "(KeyError('one'),)"
 
 
-async def test_a_branch_that_nobody_awaits_fails_nobody_else(world: World):
+async def test_a_failed_branch_that_is_not_awaited_fails_nothing_else(world: World):
     @step
     async def fail() -> None:
         raise ValueError("lost")

@@ -1,4 +1,4 @@
-"""continue_as(): a run that ends its generation and begins the next under the same id."""
+"""continue_as(): a run ends its generation and begins the next under the same id."""
 
 import asyncio
 from typing import Any
@@ -60,7 +60,7 @@ async def test_the_next_generation_begins_with_the_new_arguments(world: World, k
 
 
 async def test_the_row_keeps_its_creation_and_its_first_input(world: World):
-    """So that starting it once more under its id is the same run, in whatever generation."""
+    """So a second start under its id finds the same run, in whatever generation it is."""
 
     @flow
     async def counting(n: int) -> int:
@@ -125,7 +125,7 @@ async def test_a_generation_that_had_ended_and_was_not_committed_ends_again(worl
     assert calls == ["turn 0", "turn 1"]
 
 
-async def test_what_it_is_in_is_shown(world: World):
+async def test_explain_shows_the_generation_of_a_run(world: World):
     @flow
     async def turning(n: int) -> int:
         await wait_for("go")
@@ -143,7 +143,7 @@ async def test_what_it_is_in_is_shown(world: World):
     assert (await run.describe()).status in (Status.WAITING, Status.RUNNING)
 
 
-# ---- carried over
+# ---- what the next generation keeps
 
 
 async def test_the_deadline_is_the_runs_and_not_the_generations(world: World):
@@ -168,7 +168,7 @@ async def _sleeps_in(world: World, run_id: str, generation: int) -> bool:
     return state.generation == generation and any(one.what == "sleep" for one in state.open.values())
 
 
-async def test_whoever_waits_for_it_hears_of_its_end_only(world: World):
+async def test_callers_that_wait_for_a_run_hear_of_its_end_only(world: World):
     @flow
     async def turning(n: int) -> str:
         await wait_for("go")
@@ -339,7 +339,7 @@ async def test_tasks_that_are_left_behind_end_with_the_generation(world: World):
     assert ended == [0, 1, 2]
 
 
-async def test_in_a_task_group_of_the_flow(world: World):
+async def test_continue_as_in_a_task_group_of_the_flow(world: World):
     calls = Calls()
     mark = marking(calls)
 
@@ -385,7 +385,7 @@ async def test_the_input_may_be_a_blob(world: World):
     ("wrong", "error"),
     [("type", PayloadError), ("count", Exception), ("child", FlowCodeError), ("task", FlowCodeError)],
 )
-async def test_a_call_that_cannot_be_raises_where_it_is_made(world: World, wrong: str, error: type[Exception]):
+async def test_a_wrong_call_of_continue_as_raises_where_it_is_made(world: World, wrong: str, error: type[Exception]):
     caught: list[str] = []
 
     @flow
@@ -415,7 +415,7 @@ async def test_a_call_that_cannot_be_raises_where_it_is_made(world: World, wrong
     assert len(caught) == 1
 
 
-async def test_in_a_branch_of_a_sync_flow_it_is_refused(world: World):
+async def test_continue_as_in_a_branch_of_a_sync_flow_is_refused(world: World):
     @flow
     def turning(n: int) -> str:
         parallel(lambda: continue_as(1))
@@ -426,7 +426,7 @@ async def test_in_a_branch_of_a_sync_flow_it_is_refused(world: World):
         await rl.run(turning, 0)
 
 
-async def test_one_that_is_swallowed_is_said(world: World):
+async def test_a_flow_that_swallows_continue_as_fails_and_says_so(world: World):
     @flow
     async def turning(n: int) -> str:
         try:
@@ -439,7 +439,7 @@ async def test_one_that_is_swallowed_is_said(world: World):
         await rl.run(turning, 0)
 
 
-async def test_one_that_is_swallowed_is_said_when_it_is_called_again(world: World):
+async def test_a_second_continue_as_after_a_swallowed_one_says_so(world: World):
     caught: list[str] = []
 
     @flow
@@ -457,8 +457,8 @@ async def test_one_that_is_swallowed_is_said_when_it_is_called_again(world: Worl
 
 
 @pytest.mark.parametrize("how", ["raise", "return"])
-async def test_a_continue_as_of_ones_own_making_is_refused(world: World, how: str):
-    """Its arguments were never checked, and the checkpoint that would take the journal's place could not be read."""
+async def test_a_continue_as_exception_that_the_flow_has_made_is_refused(world: World, how: str):
+    """Its arguments were never checked. The checkpoint that replaces the journal could not be read."""
 
     @flow
     async def turning(n: int) -> Any:
@@ -471,7 +471,7 @@ async def test_a_continue_as_of_ones_own_making_is_refused(world: World, how: st
         await rl.run(turning, 0)
 
 
-async def test_a_forgotten_await_is_said_also_then(world: World):
+async def test_a_forgotten_await_is_reported_also_with_continue_as(world: World):
     calls = Calls()
     mark = marking(calls)
 
@@ -485,7 +485,7 @@ async def test_a_forgotten_await_is_said_also_then(world: World):
         await rl.run(turning, 0)
 
 
-async def test_outside_a_run_its_arguments_reach_the_caller():
+async def test_outside_a_run_the_arguments_of_continue_as_reach_the_caller():
     @flow
     async def turning(n: int, *, end: int) -> int:
         return n if n == end else continue_as(n + 1, end=end)

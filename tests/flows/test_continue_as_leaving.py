@@ -1,4 +1,4 @@
-"""Runs of many generations that leave memory, are let go of, make room; and do not grow."""
+"""Runs of many generations leave memory, are released and make room for others. They do not grow."""
 
 import gc
 from typing import Any
@@ -17,13 +17,13 @@ from tests.flows.watching import is_beyond, is_in_generation, waits_for
 from tests.flows.world import World, until
 
 
-async def test_cancelling_ends_it_in_whatever_generation(world: World):
+async def test_cancelling_ends_a_run_in_whatever_generation_it_is(world: World):
     @flow
     async def turning(n: int) -> int:
         try:
             await wait_for("go")
         except RunCancelled:
-            return continue_as(n + 1)  # it is cancelled all the same
+            return continue_as(n + 1)  # in any case it is cancelled
         return continue_as(n + 1)
 
     rl = await world.open()
@@ -36,7 +36,7 @@ async def test_cancelling_ends_it_in_whatever_generation(world: World):
         await run.result()
 
 
-async def test_one_that_never_waits_can_be_cancelled_and_paused(world: World):
+async def test_a_run_that_never_waits_can_be_cancelled_and_paused(world: World):
     @flow
     async def spinning(n: int) -> int:
         return continue_as(n + 1)
@@ -54,7 +54,7 @@ async def test_one_that_never_waits_can_be_cancelled_and_paused(world: World):
         await run.result()
 
 
-async def test_closing_lets_go_of_it_and_it_goes_on_elsewhere(world: World):
+async def test_closing_releases_the_run_and_it_goes_on_elsewhere(world: World):
     @flow
     async def spinning(n: int) -> int:
         return n if n == 10_000_000 else continue_as(n + 1)
@@ -107,7 +107,7 @@ async def test_a_lease_that_is_lost_while_the_next_generation_is_committed(world
 
 
 async def test_a_lease_that_lapses_fences_the_next_generation(world: World):
-    """Another process claims it in the moment in which its next generation is committed."""
+    """Another process claims the run in the moment in which its next generation is committed."""
 
     @flow
     async def turning(n: int) -> int:
@@ -136,7 +136,7 @@ async def test_a_lease_that_lapses_fences_the_next_generation(world: World):
     assert await run.result() == 1
 
 
-async def test_one_that_never_waits_makes_room_for_others(world: World):
+async def test_a_run_that_never_waits_makes_room_for_others(world: World):
     @flow
     async def spinning(n: int) -> int:
         return continue_as(n + 1)
@@ -148,7 +148,7 @@ async def test_one_that_never_waits_makes_room_for_others(world: World):
     rl = await world.open(max_concurrent_runs=1)
     endless = await rl.start(spinning.with_id("s"), 0)
     runs = [await rl.start(short, n) for n in range(3)]
-    world.clock.advance("1s")  # it is due after them from now on
+    world.clock.advance("1s")  # from now on it is due after them
     assert [await run.result(timeout="60s") for run in runs] == [0, 1, 2]
     await until(lambda: is_beyond(world, "s", 10))
     await endless.cancel()
@@ -208,7 +208,7 @@ async def test_a_generation_that_waited_for_a_moment_is_not_kept_by_its_timer(wo
 
 
 async def test_a_checkpoint_of_the_last_generation_that_comes_late_is_refused(world: World):
-    """It is made in the background, from what the journal was."""
+    """The checkpoint was made in the background, from the earlier journal."""
     calls = Calls()
     mark = marking(calls)
 

@@ -1,4 +1,4 @@
-"""What a run is told, over its generations: no signal is lost, none is taken twice, all keep their order."""
+"""The signals of a run over its generations: none is lost, none is received twice, and all keep their order."""
 
 import asyncio
 from typing import Any
@@ -23,7 +23,7 @@ async def _wait(name: str) -> Any:
 
 
 async def test_signals_are_taken_by_whichever_generation_asks(world: World):
-    """Ten signals at once, one taken per generation: none is lost, none taken twice, all in their order."""
+    """Ten signals come at once, and each generation receives one: none is lost or received twice, and all keep their order."""
 
     @flow
     async def taking(found: list[int]) -> list[int]:
@@ -72,13 +72,13 @@ async def test_signals_to_a_parked_generation_wake_it(world: World):
 
 @pytest.mark.parametrize("crash", [False, True])
 async def test_a_signal_that_was_taken_and_given_up_on_is_the_next_generations(world: World, crash: bool):
-    """It is in the inbox no more: it goes along in the checkpoint."""
+    """It is not in the inbox any more. The checkpoint has it."""
 
     @flow
     async def taking(turn: int) -> str:
         if turn == 0:
             task = asyncio.create_task(_wait("go"))
-            await wait_for("now")  # both have come when the flow is told of this one
+            await wait_for("now")  # both have come when the flow is told this one
             task.cancel()
             return continue_as(1)
         await wait_for("on")
@@ -98,7 +98,7 @@ async def test_a_signal_that_was_taken_and_given_up_on_is_the_next_generations(w
 
 
 async def test_a_signal_whose_blob_is_being_read_when_the_flow_gives_up_on_it(world: World):
-    """It is neither in the mailbox nor recorded in that moment."""
+    """At that moment the signal is neither in the mailbox nor recorded."""
     text = "x" * 500
 
     @flow
@@ -118,13 +118,14 @@ async def test_a_signal_whose_blob_is_being_read_when_the_flow_gives_up_on_it(wo
     await blob.reached.wait()
     await run.signal("now")
     await until(lambda: is_in_generation(world, "t", 2))
-    await turns(200)  # until that waits, too
+    await turns(200)  # until that generation waits, too
     blob.let_go()
     assert await run.result() == text
 
 
 async def test_a_blob_that_is_missing_is_no_matter_of_a_generation_that_has_ended(world: World):
-    """It is found missing while the next generation is committed. That one waits for another signal, and takes it."""
+    """The blob is found to be missing while the next generation is committed. That generation waits for another signal,
+    and gets it."""
 
     @flow
     async def taking(turn: int) -> str:
@@ -157,7 +158,7 @@ async def test_a_blob_that_is_missing_is_no_matter_of_a_generation_that_has_ende
 async def test_a_signal_that_was_recorded_for_a_wait_which_the_flow_gave_up_on_is_not_lost(
     world: World, how: str, continues: bool
 ):
-    """The run leaves memory before it is written that the flow gave up on it: the journal says that it was taken."""
+    """The run leaves memory before the journal has that the flow gave up. The journal only says that the signal was received."""
 
     @flow
     async def taking(turn: int) -> str:
@@ -195,7 +196,7 @@ async def test_a_signal_that_was_recorded_for_a_wait_which_the_flow_gave_up_on_i
 
 
 async def test_a_signal_that_was_taken_back_from_the_journal_is_taken_once(world: World):
-    """By the wait that asks next, also if the run comes back once more after that."""
+    """The next wait gets it, also if the run comes back once more after that."""
 
     @flow
     async def taking() -> list[Any]:
@@ -228,7 +229,7 @@ async def test_a_signal_that_was_taken_back_from_the_journal_is_taken_once(world
 
 @pytest.mark.parametrize("how", ["crash", "close"])
 async def test_signals_keep_their_order_when_some_were_taken_back(world: World, how: str):
-    """The first is large, and being read; the second has been recorded. The flow gives up on both."""
+    """The first signal is large and is being read. The second is recorded. The flow gives up on both waits."""
 
     @flow
     async def taking(turn: int) -> list[int]:
@@ -257,7 +258,7 @@ async def test_signals_keep_their_order_when_some_were_taken_back(world: World, 
     assert await finish(world, "t") == [500, 5]
 
 
-async def test_ends_of_spawned_runs_that_nobody_waits_for_do_not_pile_up(world: World):
+async def test_ends_of_spawned_runs_that_are_not_awaited_do_not_pile_up(world: World):
     @flow
     async def errand(n: int) -> int:
         return n

@@ -1,5 +1,5 @@
-"""What must be durable before code goes on. The commit that holds it is stopped on its way to the store, and nothing may follow
-from it until it has arrived: a process that dies meanwhile has forgotten it."""
+"""What must be durable before code goes on. A test stops the commit on its way to the store. Until it has arrived, nothing may
+follow from it, because a process that dies meanwhile has lost it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.flows.world import World, until
 
 
 class Stopped:
-    """The first commit that holds an event of this kind, until `go`."""
+    """Stops the first commit with an event of this kind, until `go`."""
 
     def __init__(self, world: World, kind: type[j.Event]) -> None:
         self.on_its_way = False
@@ -31,7 +31,7 @@ class Stopped:
         store.commit = stopping
 
     async def stop(self) -> None:
-        """Until it is there, and everything that does not wait for it has happened."""
+        """Wait until the commit is on its way, and everything that does not wait for it has happened."""
         await until(lambda: self.on_its_way)
         await turns()
 

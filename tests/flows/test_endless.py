@@ -1,5 +1,5 @@
-"""A run that goes on for ever, on a real file and a real clock: how large it is, and how long it takes to wake, after how many
-generations."""
+"""A run that goes on for ever, on a real file and a real clock. It measures how large the run is after
+many generations, and how long it takes to wake up."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import pytest
 from relight import Relight, continue_as, flow, step, wait_for
 from tests.flows.world import until
 
-POINTS = 5  # how often it is looked at
+POINTS = 5  # how often it is measured
 
 
 class Size(NamedTuple):
     generation: int
-    memory: int  # bytes that the process has had at most
-    file: int  # bytes of the file, with its log
+    memory: int  # the most bytes of memory that the process has had
+    file: int  # bytes of the file, with its WAL
     wake: float  # seconds from a signal to the step behind it
 
 
@@ -75,7 +75,7 @@ async def go_on_for(generations: int, folder: Path) -> list[Size]:
         pytest.param(1_000_000, marks=[pytest.mark.soak, pytest.mark.timeout(0)]),
     ],
 )
-async def test_it_does_not_grow(generations: int, tmp_path: Path):
+async def test_a_run_of_many_generations_does_not_grow(generations: int, tmp_path: Path):
     sizes = await go_on_for(generations, tmp_path)
     first, last = sizes[0], sizes[-1]
     assert last.file <= first.file + 2**20, sizes

@@ -103,7 +103,7 @@ async def test_a_saga_that_is_killed_while_it_compensates_goes_on_compensating(w
 
 
 async def test_gather_that_failed_leaves_its_other_branches_going_on_replay_too(world: World):
-    """gather does not wait for the others when one fails: what they do afterwards interleaves with what the flow does."""
+    """gather does not wait for the other branches when one fails. What they do after that interleaves with what the flow does."""
     first, second, ways = Gate(), Gate(), Ways()
 
     @step
@@ -244,7 +244,7 @@ async def test_a_sync_saga_with_parallel_undoes_on_replay_what_it_undid_live(wor
 @CRASH
 @pytest.mark.parametrize("failing_first", [True, False])
 async def test_a_task_group_cancels_on_replay_what_it_cancelled_live(world: World, crash: bool, failing_first: bool):
-    """With nothing shared: the sibling has its first step's result, or has not, when the group cancels it."""
+    """The branches share nothing. When the group cancels the sibling, that has the result of its first step, or has not."""
     gate, ways, said = Gate(), Ways(), list[str]()
 
     @step
@@ -289,7 +289,8 @@ async def test_a_task_group_cancels_on_replay_what_it_cancelled_live(world: Worl
 
 @CRASH
 async def test_a_clean_up_that_was_given_up_on_in_a_group_does_not_hang_after_replay(world: World, crash: bool):
-    """Its task is cancelled in the commit in which it came to its clean-up: that is given up on, and waits for nobody."""
+    """The task is cancelled in the commit in which it came to its clean-up. The flow gives up on the clean-up, which
+    waits for nothing."""
     start, meeting, leaving, ways = Gate(), Gate(), Gate(), Ways()
 
     @step
@@ -410,7 +411,7 @@ async def test_a_run_whose_group_failed_fails_with_the_same_error_after_a_crash(
     await gates["work"].open(after=3)
     await until(lambda: gates["a"].entered and len(gates["rest"].entered) == 2)
     rl = await world.crash_and_reopen()
-    await gates["a"].open(after=2)  # it fails first: the others are cancelled in their clean-up
+    await gates["a"].open(after=2)  # this one fails first: the others are cancelled in their clean-up
     with pytest.raises(RunFailedError, match="1 sub-exception") as failed:
         await (await rl.get(run.id)).result("60s")
     assert isinstance(failed.value.__cause__, ExceptionGroup)

@@ -1,4 +1,4 @@
-"""Cancelled from outside, timed out, interrupted: what was entered is left, whatever happens meanwhile."""
+"""A run is cancelled from outside, times out or is interrupted: its clean-up runs, whatever happens meanwhile."""
 
 import asyncio
 
@@ -125,7 +125,7 @@ async def test_cancelled_during_a_steps_commit_the_clean_up_runs(world: World, s
     commits = Held(world, "commit")
     await gate.open(after=0)
     thread.open()
-    await until(lambda: not rl.orchestrator.live[run.id].inflight)  # its body has ended, and is being committed
+    await until(lambda: not rl.orchestrator.live[run.id].inflight)  # its outcome is being committed
     await run.cancel("sold")
     await cancel_is_heard(world, run)
     commits.let_go()
@@ -136,7 +136,7 @@ async def test_cancelled_during_a_steps_commit_the_clean_up_runs(world: World, s
 
 
 async def test_cancelled_during_a_steps_commit_and_killed_in_the_clean_up(world: World):
-    """Replay has to know that the step's result, which the journal holds, never reached the flow."""
+    """The journal has the step's result, but that never reached the flow. Replay has to know that."""
     gate, releasing, ways = Gate(), Gate(), Ways()
 
     @step
@@ -176,7 +176,7 @@ async def test_cancelled_during_a_steps_commit_and_killed_in_the_clean_up(world:
 
 
 async def test_cancelled_while_it_is_being_replayed_the_clean_up_runs(world: World):
-    """The request arrives while recorded results are still being read; afterwards the process is killed once more."""
+    """The request arrives while recorded results are still being read. After that the process is killed once more."""
     releasing, ways = Gate(), Ways()
 
     @step
@@ -221,7 +221,7 @@ async def test_cancelled_while_it_is_being_replayed_the_clean_up_runs(world: Wor
 
 
 async def test_a_branch_cancelled_by_its_group_at_the_end_of_replay_is_cancelled_again(world: World):
-    """Paused while both branches work: resumed, one fails, and the other is cancelled; that is replayed in turn."""
+    """The run is paused while both branches work. After resume(), one fails and the other is cancelled. Then that is replayed."""
     gates, said, ways = {"slow": Gate(), "fails": Gate()}, list[str](), Ways()
 
     @step

@@ -1,4 +1,4 @@
-"""Interrupted by a crash, timed out, or left behind: what may not be repeated is not, and what was entered is left."""
+"""Steps that may not be repeated are not repeated, and clean-up runs: after a crash, a timeout, or the end of the flow."""
 
 import asyncio
 from typing import Any
@@ -54,7 +54,7 @@ async def test_a_step_that_may_not_be_repeated_is_not_by_a_retried_flow(world: W
 
 
 async def failed(world: World, run: Any) -> bool:
-    """Whether it has failed; if not, some time passes."""
+    """Whether it has failed. If not, let some time pass."""
     world.clock.advance("1s")
     return str(await run.status()) == "failed"
 
@@ -148,7 +148,7 @@ async def test_of_three_branches_entered_all_are_left_when_the_flows_timeout_has
 
 
 @pytest.mark.parametrize("how", ["returns", "fails", "is cancelled"])
-async def test_a_retrying_step_that_nobody_awaits_makes_no_attempt_after_the_runs_end(world: World, how: str):
+async def test_a_retrying_step_that_is_not_awaited_makes_no_attempt_after_the_runs_end(world: World, how: str):
     attempts = list[int]()
     kept = list[Any]()
 
@@ -185,7 +185,7 @@ async def test_a_retrying_step_that_nobody_awaits_makes_no_attempt_after_the_run
 @pytest.mark.parametrize("how", ["returns", "fails", "gather fails"])
 @pytest.mark.parametrize("where", ["root", "child"])
 async def test_branches_left_behind_by_a_flow_that_ends_are_cancelled_and_clean_up(world: World, how: str, where: str):
-    """As asyncio.run() does it. The process is killed in that clean-up, and it comes to the same end."""
+    """As asyncio.run() does. The process is killed in that clean-up, and the run comes to the same end."""
     entered, leaving, left = Gate(), Gate(), list[str]()
 
     @step
@@ -235,4 +235,4 @@ async def test_branches_left_behind_by_a_flow_that_ends_are_cancelled_and_clean_
         with pytest.raises(RunFailedError, match="no"):
             await run.result("60s")
     assert sorted(left) == ["a", "b"]
-    assert len(entered.entered) == 2  # given up on before the crash: not begun again
+    assert len(entered.entered) == 2  # the flow gave up on it before the crash, so it is not begun again

@@ -1,4 +1,4 @@
-"""Whatever a run waits for, when it is blocked it is parked, and comes back: asyncio's own primitives included."""
+"""A blocked run is parked and comes back, whatever it waits for, also if that is one of asyncio's own primitives."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Who comes first: foreach, child runs and what was given up on keep their place in the order on replay."""
+"""Races: on replay, foreach, child runs and operations that were given up on keep their place in the order."""
 
 import asyncio
 from typing import Any
@@ -102,7 +102,7 @@ async def test_items_of_a_concurrent_foreach_end_in_the_same_order_on_replay(wor
         await until(lambda count=count: len(ways[0]) == count)
     await replay_to_the_end(world, run)
     assert ways[0] == ["2", "0", "3", "1"]
-    assert all(way == [] for way in ways[1:])  # items that have ended are not gone through again
+    assert all(way == [] for way in ways[1:])  # items that have ended are not executed again
 
 
 # ---- child runs
@@ -149,7 +149,7 @@ async def test_a_child_run_in_a_branch_that_was_not_over_is_replayed_in_order(wo
 
 
 async def test_two_child_runs_unfinished_at_the_crash_share_one_order(world: World):
-    """What wakes one of them and what wakes the other is told in the journal's order, not child by child."""
+    """Outcomes for the two child runs are told in the journal's order, not child by child."""
     gates, order = {f"{c}{n}": Gate() for c in "ab" for n in range(2)}, Ways()
 
     @step
@@ -286,7 +286,7 @@ async def test_a_step_that_was_given_up_on_takes_its_time_to_clean_up_on_replay_
 
 
 async def test_a_step_that_outlives_being_given_up_on_gives_its_result_live_and_on_replay(world: World):
-    """As in plain asyncio: a body that swallows its cancellation returns, and whoever awaits it gets what it returned."""
+    """As in plain asyncio: a body that swallows its cancellation returns, and the code that awaits it gets the result."""
     entered, ways = Gate(), Ways()
 
     @step
@@ -316,7 +316,7 @@ async def test_a_step_that_outlives_being_given_up_on_gives_its_result_live_and_
 
 
 async def test_a_crash_while_something_given_up_on_cleans_up_comes_to_the_same_end(world: World):
-    """The body that was cleaning up died with its process, and is not begun again: the task was cancelled all the same."""
+    """The body that was cleaning up died with its process, and is not begun again. The task was cancelled in any case."""
     entered, cleaning, ways = Gate(), Gate(), Ways()
 
     @step
@@ -344,5 +344,5 @@ async def test_a_crash_while_something_given_up_on_cleans_up_comes_to_the_same_e
     await until(lambda: cleaning.entered)
     rl = await world.crash_and_reopen()
     assert await replay_to_the_end(world, await rl.get(run.id)) == "cancelled: True"
-    assert len(entered.entered) <= 2  # once more at most: nobody knew yet that it had been given up on
+    assert len(entered.entered) <= 2  # once more at most: the journal did not have yet that the flow had given up on it
     ways.check()

@@ -1,4 +1,4 @@
-"""Sets of tasks have the same order in every process: by memory address they would have another after each restart."""
+"""Sets of tasks have the same order in every process. By memory address, the order would be different after each restart."""
 
 import asyncio
 import json
@@ -11,11 +11,11 @@ import pytest
 
 from tests.flows import exact_replay_child as child
 
-LIVES = 1  # of eight that are ordered by chance, one in 40,320 comes out as it was
+LIVES = 1  # eight tasks in random order have the same order as before in one of 40,320 cases
 
 
 async def process(path: Path, shape: str, part: str, seed: int) -> Any:
-    """What a process of its own says, with a hash seed and a memory layout of its own."""
+    """The output of a new process, with its own hash seed and memory layout."""
     one = await asyncio.create_subprocess_exec(
         sys.executable,
         child.__file__,

@@ -1,4 +1,4 @@
-"""State that branches share: in which order they touch it decides what is asked for next, on replay as it did live."""
+"""State that branches share. The order in which they use it decides what the flow asks for next, live and on replay."""
 
 import asyncio
 from typing import Any
@@ -14,7 +14,7 @@ ORDERS = pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2), (2, 3, 1,
 
 
 class Shop:
-    """Steps whose bodies end when the test says, and a step whose argument is the order they were seen in."""
+    """Steps whose bodies end when the test lets them, and a step whose argument is the order in which the flow saw them."""
 
     def __init__(self, count: int = 4) -> None:
         self.gates = [Gate() for _ in range(count)]
@@ -34,7 +34,7 @@ class Shop:
         self.work, self.tell = work, tell
 
     async def open(self, order: tuple[int, ...]) -> None:
-        """One after the other, each when the flow has seen the last."""
+        """Let the steps end one after the other, each when the flow has seen the one before."""
         for count, n in enumerate(order, start=1):
             await self.gates[n].open()
             await until(lambda count=count: len(self.ways[0]) >= count)
@@ -132,7 +132,7 @@ async def test_a_queue_between_branches(world: World, crash: bool, order: tuple[
 @pytest.mark.parametrize("kind", ["lock", "semaphore", "bounded", "condition"])
 @ORDERS
 async def test_what_admits_one_branch_at_a_time(world: World, crash: bool, kind: str, order: tuple[int, ...]):
-    """Branches come to it in the order in which their first steps end, and are let in in that order."""
+    """Branches come to the lock in the order in which their first steps end, and enter in that order."""
     shop, inside = Shop(), Gate()
 
     @step
@@ -203,7 +203,7 @@ async def test_a_counter_and_its_numbers_in_arguments(world: World, crash: bool)
 
 
 async def test_killed_in_the_middle_branches_go_on_with_what_they_shared(world: World):
-    """Two of four have touched the list when the process dies; the others find it as it was."""
+    """Two of four branches have used the list when the process dies. The others find it as it was."""
     shop = Shop()
 
     @flow

@@ -1,4 +1,4 @@
-"""Flow code that the garbage collector runs is nobody's: it asks nothing of the run that it happens to interrupt."""
+"""Flow code that the garbage collector runs belongs to no run: it asks for nothing in the run that it interrupts by chance."""
 
 import asyncio
 import gc
@@ -12,7 +12,7 @@ from relight import flow, now, sleep, spawn, step, wait_for
 from tests.flows.watching import parks
 from tests.flows.world import World, until
 
-# Python says of each such coroutine that it "ignored GeneratorExit".
+# Python warns that each such coroutine "ignored GeneratorExit".
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 CALLS: list[str] = []
@@ -39,7 +39,7 @@ async def sub() -> None:
 
 
 class Turn:
-    """Gives way once, whatever loop this runs on."""
+    """Let the loop run once, on any kind of loop."""
 
     def __await__(self) -> Generator[None, None, None]:
         yield
@@ -68,7 +68,7 @@ CLEAN_UPS: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
 
 
 def lose(clean_up: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-    """Leave behind a coroutine that is under way, which only the collector can find."""
+    """Leave a coroutine that has begun. Only the garbage collector can find it."""
 
     async def lost(holder: list[Any]) -> None:
         try:
@@ -83,7 +83,7 @@ def lose(clean_up: Callable[[], Coroutine[Any, Any, Any]]) -> None:
 
 
 @pytest.mark.parametrize("clean_up", CLEAN_UPS.values(), ids=CLEAN_UPS)
-async def test_what_it_asks_for_is_not_done_in_the_name_of_another_run(
+async def test_collected_code_asks_for_no_operation_in_the_run_that_it_interrupts(
     world: World, clean_up: Callable[[], Coroutine[Any, Any, Any]]
 ):
     @flow
@@ -100,7 +100,7 @@ async def test_what_it_asks_for_is_not_done_in_the_name_of_another_run(
     assert [one.key for one in await world.events(run.id)] == ["", "ship", ""]
 
 
-async def test_nor_is_a_step_called_plainly_where_no_run_is(world: World):
+async def test_collected_code_executes_no_step_outside_a_run(world: World):
     CALLS.clear()
     await world.open()
     lose(charge)
@@ -158,7 +158,7 @@ async def test_code_that_catches_everything_in_a_loop_is_never_run_again(world: 
 
 
 async def test_a_run_that_has_ended_is_freed_at_once(world: World):
-    """With nothing for the collector to find: at hundreds of short runs a second it would be at work all the time."""
+    """Nothing is left for the collector. With hundreds of short runs a second it would be at work all the time."""
 
     @flow
     async def child() -> str:
@@ -184,7 +184,7 @@ async def test_a_run_that_has_ended_is_freed_at_once(world: World):
         gc.enable()
 
 
-async def test_an_operation_that_was_called_before_is_not_begun_either(world: World):
+async def test_collected_code_begins_no_operation_that_it_had_called_before(world: World):
     @flow
     async def innocent() -> str:
         call = charge()

@@ -107,7 +107,7 @@ async def test_a_task_that_only_asyncio_refers_to_is_not_collected(world: World)
 
     @flow
     async def forgetting() -> str:
-        # That nobody keeps it is what is tested.
+        # The test is about a task that no variable keeps.
         asyncio.create_task(branch())  # type: ignore[unused-awaitable]  # noqa: RUF006
         await wait_for("on")
         return "over"
@@ -126,7 +126,7 @@ async def test_a_task_that_only_asyncio_refers_to_is_not_collected(world: World)
 async def test_tasks_that_are_pending_when_the_run_leaves_memory_make_no_noise(
     world: World, leaves: str, caplog: pytest.LogCaptureFixture
 ):
-    """asyncio complains of tasks that are destroyed while they are pending; these are meant to be."""
+    """asyncio logs an error for tasks that are destroyed while they are pending. Here that is intended."""
 
     async def branch() -> None:
         await asyncio.Event().wait()
@@ -242,7 +242,8 @@ async def test_a_deep_nest_that_is_cancelled_is_left_from_the_inside_out(world: 
 
 
 async def test_coroutines_handed_to_as_completed_are_refused(world: World):
-    """It puts them into a set, in the order of their addresses: the branches would have other names in every process."""
+    """as_completed puts them into a set, in the order of their addresses. The branches would have other names in every
+    process."""
 
     @step
     async def work(n: int) -> int:
@@ -261,7 +262,7 @@ async def test_coroutines_handed_to_as_completed_are_refused(world: World):
     with pytest.raises(RunFailedError, match="create_task") as failed:
         await (await rl.start(collecting)).result("60s")
     for one in made:
-        one.close()  # nobody has awaited them
+        one.close()  # they were not awaited
     assert isinstance(failed.value.__cause__, FlowCodeError)
 
 

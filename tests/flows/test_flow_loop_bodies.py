@@ -1,4 +1,4 @@
-"""Bodies of steps live on the program's loop and have everything there that plain asyncio would give them."""
+"""Bodies of steps live on the program's loop, and have everything that plain asyncio would give them."""
 
 import asyncio
 import contextvars
@@ -98,7 +98,7 @@ async def test_a_body_makes_tasks_timeouts_and_groups_of_its_own(world: World):
 
 
 async def test_a_task_that_a_body_leaves_behind_goes_on(world: World):
-    """As in any program: it is the program's loop that it lives on."""
+    """As in any program, because it lives on the program's loop."""
     kept, done = list[asyncio.Task[None]](), asyncio.Event()
     gate = asyncio.Event()
 

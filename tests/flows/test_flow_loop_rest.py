@@ -13,7 +13,7 @@ from tests.flows.ways import Gate, park
 from tests.flows.world import World, until
 
 
-async def test_a_flow_that_spins_starves_nobody_and_can_be_cancelled(world: World):
+async def test_a_flow_that_spins_starves_no_other_run_and_can_be_cancelled(world: World):
     spinning = list[int]()
 
     @step
@@ -50,7 +50,7 @@ async def test_flow_code_that_blocks_is_reported_with_its_place(
     def block() -> None:
         deadline = time.monotonic() + 60
         while not reported() and time.monotonic() < deadline:
-            time.sleep(0.01)  # it blocks here
+            time.sleep(0.01)  # the flow blocks here
 
     @flow
     async def blocking() -> None:
@@ -73,7 +73,8 @@ async def test_flow_code_that_blocks_is_reported_with_its_place(
 async def test_a_sync_flow_that_computes_for_long_comes_to_its_end(
     world: World, shape: str, caplog: pytest.LogCaptureFixture
 ):
-    """Passed over by the other branches, it is still flow code that has not come to rest: no reason to park the run."""
+    """The other branches do not wait for it any more. Still this is flow code that has not come to rest, so the run is
+    not parked."""
     calls = list[str]()
 
     @step
@@ -85,7 +86,7 @@ async def test_a_sync_flow_that_computes_for_long_comes_to_its_end(
         deadline = time.monotonic() + 60
         while "[FLOW_BLOCKS]" not in caplog.text and time.monotonic() < deadline:
             time.sleep(0.01)
-        time.sleep(0.05)  # so that whoever gives up on it has done so
+        time.sleep(0.05)  # so that the code that gives up on it has done so
         calls.append("computed")
         return "computed"
 
@@ -110,7 +111,7 @@ async def test_a_sync_flow_that_computes_for_long_comes_to_its_end(
 
 
 async def test_steps_that_take_long_are_no_flow_code_that_blocks(world: World, caplog: pytest.LogCaptureFixture):
-    """A step of a sync flow runs in the flow's own thread; that is what it is for."""
+    """A step of a sync flow runs in the flow's own thread, which is there for that."""
 
     @step
     def long() -> None:
@@ -129,7 +130,7 @@ async def test_steps_that_take_long_are_no_flow_code_that_blocks(world: World, c
 
 
 async def test_a_program_that_is_busy_does_not_keep_a_run_from_being_parked(world: World):
-    """Whether a flow is at rest is a matter of its own loop: callbacks of the program's have nothing to do with it."""
+    """Whether a flow is at rest depends on its own loop only. Callbacks of the program's loop have no effect on that."""
     stop = asyncio.Event()
 
     async def busy() -> None:

@@ -1,4 +1,4 @@
-"""Under uvloop flows behave as they do under asyncio's own loop: theirs is neither."""
+"""Under uvloop, flows behave as under asyncio's own loop, because they have a loop of their own."""
 
 import asyncio
 import json
@@ -47,5 +47,5 @@ async def test_flows_run_park_crash_and_replay_under_uvloop(tmp_path: Path):
 
 
 def found_undone(said: list[str]) -> list[str]:
-    """What was booked, and undone: `done` is what the saga gives back."""
+    """What was booked and undone. `done` is the saga's result."""
     return [one.removeprefix("undo ") for one in said if one.startswith("undo ")]

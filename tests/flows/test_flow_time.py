@@ -1,4 +1,4 @@
-"""Time in flow code: asyncio's own sleeps and timeouts survive crashes and parking, and end on replay as they ended live."""
+"""Time in flow code: asyncio's own sleeps and timeouts survive crashes and parking. On replay they end as they ended live."""
 
 import asyncio
 from typing import Any
@@ -14,7 +14,7 @@ CRASH = pytest.mark.parametrize("crash", [True, False], ids=["killed", "parked"]
 
 
 async def comes_back(world: World, run: Any, crash: bool) -> Any:
-    """The run leaves memory where it waits: parked, or with its process."""
+    """The run leaves memory where it waits: it is parked, or its process dies."""
     if not crash:
         await park(world, run)
         return run
@@ -209,7 +209,7 @@ async def test_a_timeout_that_passed_passes_on_replay(world: World, shape: Any, 
 @CRASH
 @shapes
 async def test_a_timeout_that_did_not_pass_does_not_on_replay(world: World, shape: Any, crash: bool):
-    """Long after its time the run is replayed: the clock says that it has passed, and the journal that it was not needed."""
+    """The run is replayed long after the timeout's time. By the clock it has passed, but by the journal it was not needed."""
     ways, told = Ways(), list[str]()
     rl = await world.open()
     run = await rl.start(limited(ways, shape, told, lambda: wait_for("answer")))
@@ -327,7 +327,7 @@ async def test_the_loops_time_goes_on_with_its_timers_and_is_the_same_on_replay(
 
 
 async def test_a_loop_until_a_time_of_the_event_loop_ends(world: World):
-    """`while loop.time() < deadline` around a durable sleep: were time to stand still, it would go round for ever."""
+    """`while loop.time() < deadline` around a durable sleep. If the loop's time stood still, this would not end."""
     rounds = list[int]()
 
     @flow
@@ -398,7 +398,7 @@ async def test_a_timer_that_is_never_waited_with_leaves_nothing_in_the_journal(w
 
 
 async def test_a_timeout_around_a_step_that_is_abandoned_at_shutdown_keeps_its_end(world: World):
-    """Its beginning rides with the next commit, and the one that releases the run is the next."""
+    """The next commit records the timeout's beginning, and that is the commit that releases the run."""
     begun: list[int] = []
 
     @step
@@ -418,7 +418,7 @@ async def test_a_timeout_around_a_step_that_is_abandoned_at_shutdown_keeps_its_e
     rl = await world.open(shutdown_grace="0s")
     run = await rl.start(limited)
     await until(lambda: len(begun) == 1)
-    world.clock.advance(0.9)  # a step that takes a second is announced, and the note would ride with that
+    world.clock.advance(0.9)  # a step that takes a second is announced, and that commit would record the beginning, too
     rl = await world.close_and_reopen()
     await until(lambda: len(begun) == 2)
     world.clock.advance(0.7)

@@ -31,7 +31,7 @@ from tests.flows.world import World, until
 
 
 def each_kinds(calls: list[Any]) -> dict[str, Any]:
-    """The same work as everything that foreach takes."""
+    """The same work as each kind of function that foreach accepts."""
 
     @step
     async def a_step(n: int) -> int:
@@ -106,7 +106,7 @@ async def test_one_after_the_other_or_so_many_at_once(world: World):
     async def work(n: int) -> int:
         active.append(n)
         most.append(len(active))
-        for _ in range(50):  # turns in which the others begin
+        for _ in range(50):  # turns of the loop in which the others begin
             await asyncio.sleep(0)
         active.remove(n)
         return n
@@ -234,7 +234,7 @@ async def test_a_thousand_items(world: World, concurrency: int):
 
 
 async def test_restoring_costs_in_proportion_to_the_items(world: World):
-    """Many finished items are given back in one go, not by looking through all of them for each."""
+    """Many finished items are restored at once. The engine does not search through all of them for each one."""
 
     @step
     async def work(n: int) -> int:
@@ -255,14 +255,14 @@ async def test_restoring_costs_in_proportion_to_the_items(world: World):
     run = await rl.get("r")
     await run.signal("go")
     assert await run.result() == 6000
-    assert time.process_time() - before < 8  # of the processor: 0.2 s; by looking through all of them 20 s and more
+    assert time.process_time() - before < 8  # of processor time: 0.2 s; with a search through all of them 20 s and more
 
 
 # ---- items that change between a crash and the resumption
 
 
 class Shipping:
-    """Ships whatever `items` holds when the flow runs, and hangs at one item until it is told to go on."""
+    """A flow that ships the `items` that there are when it runs. It hangs at one item until the test lets it go on."""
 
     def __init__(self, items: list[str], hang_at: str | None, concurrency: int) -> None:
         self.items = items
@@ -285,7 +285,7 @@ class Shipping:
         self.flow = shipping
 
     async def crash_at(self, world: World, done: int) -> None:
-        """Start, and crash when so many items are recorded and the next one hangs."""
+        """Start the run, and crash when so many items are recorded and the next one hangs."""
         rl = await world.open()
         await rl.start(self.flow.with_id("r"))
         await until(lambda: self.hang_at in self.shipped)
@@ -340,7 +340,7 @@ async def test_items_that_are_gone_are_no_longer_listed(world: World, concurrenc
 
 
 async def test_a_cut_is_durable_across_a_second_restart(world: World):
-    """What was cut off does not come back when the changed item is changed back."""
+    """Items that were cut off do not come back when the changed item is changed back."""
     shipping = Shipping(ABCDE, "e", 1)
     await shipping.crash_at(world, 4)
     shipping.items = ["a", "x", "c", "d", "e"]
@@ -393,7 +393,7 @@ async def test_concurrently_every_finished_item_is_kept_on_its_own(world: World,
 
 
 async def test_from_sequential_to_concurrent_and_back(world: World):
-    """How many at once is no part of what is recorded: changing it between two starts loses nothing that still counts."""
+    """The journal does not have the concurrency. Changing it between two starts loses no result that is still right."""
     shipped: list[str] = []
     concurrency = 3
     hang = True
@@ -417,11 +417,11 @@ async def test_from_sequential_to_concurrent_and_back(world: World):
     shipped.clear()
     rl = await world.open()
     assert await (await rl.get("r")).result() == ["A", "B", "C", "D", "E"]
-    assert shipped == ["b", "c", "d", "e"]  # one after the other: what follows a missing item is done again
+    assert shipped == ["b", "c", "d", "e"]  # one after the other: the items after a missing one are done again
 
 
 async def test_an_item_is_what_its_step_is_given(world: World):
-    """A dataclass that grows a field with a default is still the same item; other content is another one."""
+    """A dataclass that gets a new field with a default is still the same item. Other content is another item."""
     seen: list[Any] = []
     items: list[Any] = [{"id": 1, "weight": 2}]
 
@@ -439,7 +439,7 @@ async def test_an_item_is_what_its_step_is_given(world: World):
     rl = await world.open()
     run = await rl.start(weighing.with_id("r"))
     await world.until_status("waiting", run)
-    items[0] = {"weight": 2, "id": 1}  # the same, spelled in another order
+    items[0] = {"weight": 2, "id": 1}  # the same arguments in another order
     await world.crash_and_reopen()
     await until(lambda: "r" in world.rl.orchestrator.live)
     await world.until_status("waiting", await world.rl.get("r"))
@@ -509,7 +509,7 @@ async def test_items_may_sleep_and_wait_and_the_run_is_parked(world: World, conc
 
 
 async def _done_or_park(world: World, run: Handle[Any]) -> bool:
-    """Let minutes pass, one by one, with every run out of memory in between."""
+    """Let minutes pass, one by one. Between them every run leaves memory."""
     row = await world.row(run.id)
     if row.status == "waiting" and run.id not in world.rl.orchestrator.live:
         world.clock.advance("1m")

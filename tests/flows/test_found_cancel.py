@@ -1,4 +1,4 @@
-"""What readers and random programs found: a cancelled run's clean-up is done, all of it, and what was given up on is not."""
+"""What readers and random programs found: all clean-up of a cancelled run is done, and steps that were given up on are not."""
 
 import asyncio
 from typing import Any
@@ -177,7 +177,7 @@ async def test_clean_up_may_wait_by_asyncios_means(world: World, place: str):
 
 @pytest.mark.parametrize("what", ["event", "queue", "lock"])
 async def test_a_flow_that_waits_for_what_its_branch_would_give_hears_of_it(world: World, what: str):
-    """The branch is told so; the flow waits for an event that the branch would have set, and not for the branch."""
+    """The branch is told of the cancellation. The flow does not wait for the branch, but for an event that it would have set."""
     done = list[str]()
 
     @step
@@ -218,7 +218,7 @@ async def test_a_flow_that_waits_for_what_its_branch_would_give_hears_of_it(worl
 
 
 async def test_a_timer_made_between_the_request_and_its_telling_goes_off(world: World):
-    """A timer that was due is told first, and lets the flow make another one, which its clean-up waits for."""
+    """A timer that was due is told first. Because of it, the flow makes another timer, and its clean-up waits for that."""
     done = list[str]()
 
     @step
@@ -274,7 +274,7 @@ async def test_a_cancelled_flow_is_not_called_again_by_its_retry(world: World):
 
 
 async def test_cancelled_in_whatever_moment_it_is_heard(world: World):
-    """While it begins, works, waits, is being parked, is parked."""
+    """The run is cancelled while it begins, works, waits, is being parked, or is parked."""
     done: dict[int, list[str]] = {}
 
     @step
@@ -304,8 +304,8 @@ async def test_cancelled_in_whatever_moment_it_is_heard(world: World):
 
 @pytest.mark.parametrize("item", [False, True], ids=["timeout", "item"])
 async def test_an_end_is_recorded_and_not_told_when_the_request_comes(world: World, item: bool):
-    """A step's, and behind it that of a timeout around it, which gives up on the step and is told before the cancellation. Or
-    that of a foreach's item, whose entry tells the flow, not the step's."""
+    """The end of a step, and after it the end of a timeout around the step: that gives up on the step, and is told before the
+    cancellation. Or the end of a foreach's item: the flow is told the item's entry, not the step's."""
     gate, last, ways = Gate(), Gate(), Ways()
 
     @step
@@ -356,7 +356,8 @@ async def test_an_end_is_recorded_and_not_told_when_the_request_comes(world: Wor
 
 @pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])
 async def test_a_step_that_is_given_up_on_before_it_begins_is_not_executed(world: World, sync: bool):
-    """Two outcomes in one commit: the first lets a branch ask for the step, the second makes the group cancel the branch."""
+    """Two outcomes in one commit: after the first a branch asks for the step, and after the second the group cancels
+    the branch."""
     gate, done = Gate(), list[str]()
 
     @step
@@ -433,7 +434,7 @@ async def test_a_sync_step_that_waits_for_a_thread_does_not_begin_once_its_run_i
 
 
 async def test_a_timeout_in_clean_up_does_not_swallow_the_cancellation(world: World):
-    """asyncio.timeout() raises TimeoutError only if nobody else has asked its task to end meanwhile."""
+    """asyncio.timeout() raises TimeoutError only if its task was not cancelled for another reason meanwhile."""
     done = list[str]()
 
     @step

@@ -1,4 +1,4 @@
-"""What the readers of the change found last: each of these hung, was lost, or was done behind the journal's back."""
+"""What the readers of the change found last: in each case something hung, was lost, or was done without the journal."""
 
 import asyncio
 import contextvars
@@ -60,7 +60,7 @@ async def test_a_child_of_a_sync_flow_that_nothing_can_wake_fails_it(world: Worl
         await (await rl.start(parent)).result("60s")
 
 
-def test_a_signal_that_a_cancellation_broke_off_is_for_whoever_waits_next():
+def test_a_signal_whose_wait_a_cancellation_ended_is_for_the_next_wait():
     state = replay(
         j.WaitStarted("$wait.go", "signal", "go", None, 1.0),
         j.SignalReceived("$wait.go", Raw(b'"here"'), "", 7, "go"),

@@ -1,4 +1,4 @@
-"""What readers and strangers found when exact replay was nearly done; each of these failed before."""
+"""What readers found when exact replay was nearly done. Each of these tests failed before."""
 
 import asyncio
 import concurrent.futures

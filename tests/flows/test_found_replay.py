@@ -1,4 +1,4 @@
-"""What readers and random programs found: flows that went another way on replay, were held without a cause, or hung."""
+"""What readers and random programs found: flows that went another way on replay, were held without a reason, or hung."""
 
 import asyncio
 import gc
@@ -46,7 +46,7 @@ async def test_a_foreach_that_is_given_up_on_when_its_items_end_is_recorded(worl
 
 
 async def test_no_step_begins_before_a_give_up_that_led_to_it_is_durable(world: World):
-    """Killed in the body of that step: the next life goes the same way, to the same step."""
+    """The process is killed in the body of that step. The next life goes the same way, to the same step."""
     gate, reached, ways = Gate(), list[str](), Ways()
 
     @step
@@ -75,7 +75,7 @@ async def test_no_step_begins_before_a_give_up_that_led_to_it_is_durable(world: 
     await until(lambda: reached)
     await world.crash_and_reopen()
     await until(lambda: len(reached) == 2)
-    await world.crash()  # its body would hold up the close
+    await world.crash()  # otherwise its body would delay closing
     assert ways.check() == ["cancelled"]
     assert reached == ["cancelled"] * 2
 
@@ -96,7 +96,7 @@ async def test_given_up_on_twice_the_second_time_when_its_end_was_recorded(world
     @step
     async def tick() -> None:
         await gate.pass_by()
-        cleaning[0].set_result(None)  # the end of its clean-up is recorded behind this step's, and told later
+        cleaning[0].set_result(None)  # the end of its clean-up is recorded after this step's end, and told later
 
     @flow
     async def twice() -> list[str]:
@@ -222,7 +222,7 @@ async def test_values_and_steps_in_several_branches_come_to_an_end(world: World)
 # ---- much happens before it rests
 
 
-@pytest.mark.parametrize("world", ["memory"], indirect=True)  # no store is asked meanwhile
+@pytest.mark.parametrize("world", ["memory"], indirect=True)  # the store is not asked meanwhile
 @pytest.mark.parametrize("kind", ["turns", "tasks"])
 async def test_more_than_ten_thousand_callbacks_before_a_flow_rests(world: World, kind: str):
     @flow
@@ -239,7 +239,7 @@ async def test_more_than_ten_thousand_callbacks_before_a_flow_rests(world: World
     assert await replay_to_the_end(world, run, crash=False) == "over"
 
 
-@pytest.mark.parametrize("world", ["sqlite"], indirect=True)  # one commit holds them all
+@pytest.mark.parametrize("world", ["sqlite"], indirect=True)  # one commit has all of them
 async def test_more_than_ten_thousand_operations_before_a_flow_rests(world: World):
     @flow
     async def many() -> str:
@@ -280,7 +280,7 @@ async def test_a_flow_that_waits_for_nothing_and_swallows_being_told_so_fails(wo
 # ---- what is left behind
 
 
-async def test_a_task_that_a_body_has_kept_may_be_cancelled_by_anybody(world: World):
+async def test_cancelling_a_task_that_a_body_has_kept_harms_no_step(world: World):
     kept = list[asyncio.Task[Any]]()
 
     @step

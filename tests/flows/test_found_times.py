@@ -1,4 +1,4 @@
-"""What readers found: times and messages reach a flow in the order of time, also those of a time when it was not there."""
+"""What readers found: times and messages reach a flow in the order of time, also those from a time when it was not in memory."""
 
 import asyncio
 from typing import Any
@@ -15,7 +15,7 @@ AWAY = pytest.mark.parametrize("away", ["killed", "paused"])
 
 
 async def leave(world: World, run: Handle[Any], away: str) -> Handle[Any]:
-    """From now on the run is out of memory. Signals may be sent to the handle this gives."""
+    """Take the run out of memory. Signals may be sent to the handle that this returns."""
     if away == "paused":
         await run.pause()
         await world.until_status("paused", run)
@@ -40,7 +40,7 @@ async def _resumed(world: World, run: Handle[Any]) -> bool:
 
 
 async def begun(world: World, run: Handle[Any], count: int) -> None:
-    """So many waits of it are durable."""
+    """Wait until so many waits of the run are durable."""
     await until(lambda: _begun(world, run, count))
     await until(lambda: world.is_("waiting", run))
 
@@ -117,7 +117,8 @@ async def test_a_signal_sent_while_the_run_was_away_counts_from_when_it_was_sent
 
 @AWAY
 async def test_signals_go_to_those_whose_time_had_not_passed_when_they_came(world: World, away: str):
-    """Two wait for the same name, the first with the shorter deadline: the signal came when only the second still waited."""
+    """Two branches wait for the same name, the first with the shorter deadline. The signal came when only the second
+    still waited."""
 
     @flow
     async def two() -> list[str]:
@@ -143,7 +144,7 @@ async def test_signals_go_to_those_whose_time_had_not_passed_when_they_came(worl
 
 @AWAY
 async def test_a_timeout_that_is_shorter_than_what_it_waits_for(world: World, away: str):
-    """The sleep was asked for first; the timeout was due first."""
+    """The flow asked for the sleep first. The timeout was due first."""
 
     @step
     async def nothing() -> None: ...

@@ -95,7 +95,7 @@ async def test_another_flow_or_input_under_a_taken_id_is_a_conflict(world: World
 
 
 @pytest.mark.parametrize("bad", ["", "a/b", "x" * 256, "line\nbreak", 7])
-async def test_ids_that_cannot_be(world: World, bad: Any):
+async def test_ids_that_are_refused(world: World, bad: Any):
     @flow
     async def nothing() -> None: ...
 
@@ -147,7 +147,7 @@ async def test_listing(world: World):
     while True:
         page = await rl.list(limit=2, cursor=cursor)
         seen.append([row.id for row in page.runs])
-        await rl.start(waiting.with_id(f"new{len(seen)}"), 100 + len(seen))  # one that comes meanwhile shifts nothing
+        await rl.start(waiting.with_id(f"new{len(seen)}"), 100 + len(seen))  # a new run does not shift the pages
         cursor = page.next_cursor
         if cursor is None:
             break
@@ -516,7 +516,7 @@ async def test_cancelling_twice_and_after_the_end(world: World):
     run = await rl.start(waiting.with_id("r"))
     await world.until_status("waiting", run)
     await run.cancel("first")
-    await run.cancel("second")  # perhaps it is cancelled already
+    await run.cancel("second")  # perhaps the run is cancelled already
     await cancelled(world, "r", "first")
     await run.cancel("third")  # it is cancelled: nothing to do
     await cancelled(world, "r", "first")
@@ -564,7 +564,7 @@ async def test_of_two_cancels_at_once_one_is_the_reason(world: World):
     for n in range(10):
         run = await rl.start(waiting.with_id(f"r{n}"))
         await world.until_status("waiting", run)
-        await asyncio.gather(run.cancel("one"), run.cancel("the other"))  # whichever the store had first
+        await asyncio.gather(run.cancel("one"), run.cancel("the other"))  # the request that the store had first
         with pytest.raises(RunCancelledError) as raised:
             await finish(world, run.id)
         assert raised.value.reason in ("one", "the other")
@@ -587,7 +587,7 @@ async def test_a_cancel_that_finds_the_run_cancelled_by_another_has_nothing_to_d
     post = store.inner.post
 
     async def late(messages: Any) -> Any:
-        """Whoever asked saw a run that goes on; by the time the store is told, it is cancelled."""
+        """The caller saw a run that goes on. When the request reaches the store, the run is cancelled."""
         monkeypatch.undo()
         await run.cancel("first")
         await cancelled(world, "r", "first")
@@ -619,7 +619,7 @@ async def test_a_child_is_told_nothing_but_through_its_root(world: World):
 async def test_a_flow_that_swallows_its_cancellation_is_cancelled_all_the_same(world: World):
     @flow
     async def deaf() -> str:
-        with contextlib.suppress(BaseException):  # what nobody should write
+        with contextlib.suppress(BaseException):  # no flow should do this
             await wait_for("never")
         return "went on"
 
@@ -669,7 +669,7 @@ async def test_pause_lets_a_step_in_flight_finish_and_starts_nothing_new(world: 
     elif restart == "close":
         rl = await world.close_and_reopen()
     run = await rl.get("r")
-    await run.signal("go", "kept")  # it waits in the inbox
+    await run.signal("go", "kept")  # the request waits in the inbox
     world.clock.advance("1d")
     await rl.run(nothing_else())  # the engine has looked around
     assert await run.status() == "paused"
@@ -726,7 +726,7 @@ async def test_pause_and_resume_at_once_and_resume_of_what_is_not_paused(world: 
 
 
 async def test_a_pause_and_a_resume_that_are_heard_together(world: World):
-    """As when another process has told both: the resume must not be heard before the pause has taken effect."""
+    """As if another process had posted both. The run must not act on the resume before the pause has taken effect."""
 
     @flow
     async def waiting() -> str:
@@ -807,7 +807,8 @@ async def test_a_signal_with_an_id_counts_once(world: World):
 
 
 async def test_a_signal_id_counts_once_also_after_an_earlier_life_took_it(world: World):
-    """The very first message of a store: whoever comes back has heard of none, and must not take it for the next one."""
+    """It is the first message of the store. A run that comes back has received no message in this life, and must not
+    receive this one again."""
 
     @flow
     async def counting() -> list[int]:
@@ -938,7 +939,7 @@ async def test_a_fork_survives_a_crash_and_can_be_forked(world: World):
     assert calls == ["1", "2", "2", "3", "3"]
 
 
-async def test_forks_that_cannot_be(world: World):
+async def test_forks_that_are_impossible(world: World):
     @step
     async def a() -> None: ...
 
@@ -1006,8 +1007,8 @@ async def test_a_closed_engine_says_so(tmp_path: Path):
         assert await (await rl.get(run.id)).status() == "completed"
 
 
-@pytest.mark.parametrize("turns", [0, 1000])  # that a look at the store takes: longer than all else that closing does
-async def test_whoever_waits_for_a_result_hears_that_the_engine_closes(world: World, turns: int):
+@pytest.mark.parametrize("turns", [0, 1000])  # for one read of the store: longer than all else in closing
+async def test_a_caller_that_waits_for_a_result_is_told_that_the_engine_closes(world: World, turns: int):
     @flow
     async def waiting() -> None:
         await wait_for("never")
@@ -1077,7 +1078,8 @@ def test_the_blocking_facade(tmp_path: Path):
         assert again.run(doubling.with_id("d"), [1, 2]) == [2, 4]
 
 
-# Of `rl.relight`, not of `rl` itself; signalled() is for the main thread's loop. The rest is for Relight's own parts.
+# These are methods of `rl.relight`, not of `rl`. signalled() is for the main thread's loop. The others are for
+# Relight's own parts.
 NOT_BLOCKING = {
     Relight: {"config", "metrics", "store_name", "signalled", "services", "orchestrator", "row", "post"},
     Handle: set(),
@@ -1136,6 +1138,6 @@ def test_a_blocking_engine_that_cannot_open_leaves_no_thread(tmp_path: Path):
     rl = Relight(tmp_path)  # a directory
     with pytest.raises(RelightError, match="directory"), rl:
         pass
-    assert threading.active_count() <= before  # one of an earlier test may just have ended
-    with pytest.raises(RelightError, match="directory"), rl:  # and it was not left open
+    assert threading.active_count() <= before  # a thread of an earlier test may just have ended
+    with pytest.raises(RelightError, match="directory"), rl:  # and the store was not left open
         pass

@@ -1,4 +1,4 @@
-"""A run that cannot go on is held, not failed; and whoever has freed it may wait for its result at once."""
+"""A run that cannot go on is held, not failed. A caller that has freed it may wait for its result at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.flows.world import World, until
 
 @pytest.fixture
 def store():
-    """It keeps its data from one engine to the next."""
+    """A store that keeps its data from one engine to the next."""
     return MemoryStore(clock=SYSTEM_CLOCK)
 
 
@@ -56,7 +56,7 @@ async def test_another_kind_of_value_than_recorded_holds_the_run(store, registry
     define(random)
     async with Relight(store=store) as rl:
         run = await rl.get("r")
-        await run.signal("go")  # a parked run is looked at when it is told something
+        await run.signal("go")  # a parked run is taken up when it gets a message
         with pytest.raises(NonDeterminismError, match=r"'\$random' where its journal holds '\$now'"):
             await run.result(timeout="60s")
         assert (await run.describe()).hold is Hold.NONDETERMINISM
@@ -117,7 +117,8 @@ async def changing() -> int:
 
 
 async def test_a_run_held_for_an_upgrade_that_cannot_be_read_is_held_as_what_it_is(store, monkeypatch, caplog):
-    """Whoever looks whether it understands it breaks on it, and would on every look: nobody's runs would be woken any more."""
+    """The code that checks whether this version understands the run breaks on it, every time. Then no run would be
+    woken any more."""
 
     def restore(journal):
         if journal.root_id == "bad":
@@ -144,7 +145,7 @@ async def test_a_run_held_for_an_upgrade_that_cannot_be_read_is_held_as_what_it_
         assert (row.status, row.owner) == (Status.PAUSED, None)
         assert "a bug that this run's journal brings out" in row.reason
         assert all(part.failures == 0 for part in rl.health().parts)
-        # Mended, it goes on as any corrupt one.
+        # When the cause is gone, it goes on like any corrupt run.
         monkeypatch.undo()
         bad = await rl.get("bad")
         await bad.resume()
@@ -162,7 +163,7 @@ async def held_as(rl: Relight, run_id: str, hold: Hold) -> bool:
 
 
 async def test_a_run_that_was_told_something_of_a_newer_kind_is_left_to_a_newer_version(world: World):
-    """Read, and not claimed: two old versions would take it from each other for ever."""
+    """The run is read, and not claimed. Otherwise two old versions would take it from each other for ever."""
 
     @flow
     async def waits() -> None:

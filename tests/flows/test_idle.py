@@ -1,5 +1,5 @@
-"""`Relight.idle()`: nothing of the engine can happen before time passes or somebody tells it something. And time that passes by
-itself then."""
+"""`Relight.idle()`: nothing can happen in the engine before time passes or a call reaches it. And clocks whose time passes by
+itself when the engine is idle."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.flows.world import World
 
 @pytest.fixture(autouse=True)
 def no_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever forgets to say that something has ended makes a test hang."""
+    """If code forgets to report that something has ended, a test hangs."""
     monkeypatch.setattr(idle, "CHECK_SECONDS", 3600.0)
 
 
 async def nothing_happens(world: World) -> None:
-    """Whatever the engine does for a while, it is not what it does for its runs."""
+    """Check that for a while the engine does nothing for its runs, and stays idle."""
     rl = world.rl
     before = (rl.services.recorder.commits, rl.services.recorder.entries, set(rl.orchestrator.live))
     until = time.monotonic() + 0.05
@@ -34,7 +34,7 @@ async def nothing_happens(world: World) -> None:
 
 
 class Places(list[str]):
-    """Where a flow has been. On replay it is there again."""
+    """The places that a flow has reached. On replay it reaches them again."""
 
     def append(self, place: str) -> None:
         if place not in self:
@@ -275,7 +275,7 @@ async def test_time_jumps_from_timer_to_timer(world: World):
 
 
 async def test_time_does_not_jump_ahead_of_a_signal(world: World):
-    """The test speaks after each result, and is heard before time passes."""
+    """The test sends a signal after each result, and the flow gets it before time passes."""
 
     @flow
     async def asked(n: int) -> str:

@@ -1,4 +1,4 @@
-"""Limits: few rooms, few threads, and a shutdown while runs are in flight. Nothing deadlocks, nothing is lost."""
+"""Limits: room for few runs, few threads, and a shutdown while runs are in flight. Nothing deadlocks, and nothing is lost."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ MANY = 40
 
 @pytest.fixture(autouse=True)
 def no_poll(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is passed over is found in the end, by the poll: here it comes too late."""
+    """The poll would find a run that was forgotten. Here it comes too late for that."""
     monkeypatch.setattr(waking, "CHECK_SECONDS", 3600.0)
 
 
@@ -37,7 +37,7 @@ def double_sync(x: int) -> int:
 
 
 @pytest.mark.parametrize("rooms", [1, 3])
-async def test_more_runs_than_rooms_all_complete(world: World, rooms: int):
+async def test_more_runs_than_fit_into_memory_all_complete(world: World, rooms: int):
     most = 0
 
     @flow
@@ -69,7 +69,7 @@ async def test_runs_that_wait_make_room_for_others(world: World, rooms: int):
 
 
 @pytest.mark.parametrize("rooms", [1, 3])
-async def test_more_sleepers_than_rooms_all_wake(world: World, rooms: int):
+async def test_more_sleepers_than_fit_into_memory_all_wake(world: World, rooms: int):
     @flow
     async def sleeping(x: int) -> int:
         await sleep("1h")
@@ -98,7 +98,7 @@ async def test_a_run_that_awaits_a_spawned_one_gives_it_its_room(world: World):
     assert await asyncio.gather(*(run.result(timeout="60s") for run in runs)) == [4 * n + 2 for n in range(5)]
 
 
-async def test_more_crashed_runs_than_rooms_are_all_recovered(world: World):
+async def test_more_crashed_runs_than_fit_into_memory_are_all_recovered(world: World):
     gate = asyncio.Event()
     begun: list[int] = []
 
@@ -167,7 +167,7 @@ async def test_sync_steps_of_async_flows_share_the_threads(world: World):
     assert await asyncio.gather(*(run.result(timeout="60s") for run in runs)) == [10 * n + 20 for n in range(10)]
 
 
-# What a sync flow may do that needs another thread while it holds its own.
+# What a sync flow may do that needs another thread while the flow has its own.
 
 
 @step(timeout="1m")
@@ -254,7 +254,7 @@ async def test_sync_flows_that_wait_hold_no_thread(world: World):
     assert await asyncio.gather(*(run.result(timeout="60s") for run in runs)) == [2 * n + 1 for n in range(10)]
 
 
-async def test_a_checkpoint_waits_for_no_thread_of_a_full_house(world: World):
+async def test_a_checkpoint_waits_for_no_thread_when_all_are_in_use(world: World):
     @flow
     def long(x: int) -> int:
         for _ in range(20):
@@ -270,7 +270,7 @@ async def test_a_checkpoint_waits_for_no_thread_of_a_full_house(world: World):
 
 
 async def begin_closing(world: World) -> asyncio.Task[None]:
-    """Close the engine, up to where closing waits for something: nothing of it is left that could be done at once."""
+    """Close the engine, until closing waits for something and nothing is left that could be done at once."""
     orchestrator = world.rl.orchestrator
     closing = asyncio.create_task(world.close())
     await until(lambda: orchestrator.stopping)
@@ -280,7 +280,7 @@ async def begin_closing(world: World) -> asyncio.Task[None]:
 
 
 class Slow:
-    """A flow whose middle step, async or sync, lasts until it is let go."""
+    """A flow whose middle step, async or sync, lasts until the test opens its gate."""
 
     def __init__(self, kind: str) -> None:
         self.entered: list[str] = []
@@ -347,7 +347,7 @@ async def test_a_step_longer_than_the_grace_is_abandoned_and_repeated(world: Wor
     run = await rl.start(slow.flow)
     await until(lambda: slow.entered)
     await asyncio.wait_for(world.close(), 60)
-    slow.gate.set()  # an abandoned thread ends unheard
+    slow.gate.set()  # the outcome of an abandoned thread is ignored
     rl = await world.open()
     assert await (await rl.get(run.id)).result(timeout="60s") == ["hung", "after"]
     assert slow.entered == ["hang", "hang", "after"]
@@ -469,7 +469,8 @@ async def test_what_comes_into_memory_while_the_engine_stops_is_let_go_as_well(
     real, held_up = getattr(store.inner, name), asyncio.Event()
 
     async def delayed(*args: Any) -> Any:
-        """Begun before the engine stops; answered after it has looked which runs it has to let go."""
+        """The call begins before the engine stops. Its answer comes after the engine has looked which runs it has to
+        let go of."""
         monkeypatch.undo()
         held_up.set()
         await until(lambda: rl.orchestrator.stopping)
@@ -555,7 +556,7 @@ async def test_nothing_is_started_while_stopping(world: World):
 
 
 @pytest.mark.parametrize("parked", [False, True])
-async def test_whoever_awaits_a_result_is_told_of_the_shutdown(world: World, parked: bool):
+async def test_a_caller_that_awaits_a_result_is_told_of_the_shutdown(world: World, parked: bool):
     slow = Slow("async")
 
     @flow

@@ -15,7 +15,7 @@ from tests.flows.world import World, until
 
 
 class DeafStore(SqliteStore):
-    """Never tells that anybody else has written."""
+    """A store that never reports writes of other processes."""
 
     def watch(self, changed: object, supervisor: object = None) -> None:
         pass
@@ -48,7 +48,7 @@ async def test_two_engines_that_never_hear_of_each_other(
 
 
 async def test_what_was_claimed_when_the_lease_was_lost_is_given_back(world: World):
-    """Nobody drives it here, and others would have to wait until this process is known to be dead."""
+    """This process does not drive the run, and other processes would have to wait until this one is known to be dead."""
 
     @flow
     async def listening() -> str:

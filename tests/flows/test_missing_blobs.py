@@ -1,6 +1,6 @@
-"""A blob that is gone from the store, or is not what was put there: the run is held with its digest, and goes on once it is back.
+"""A blob is gone from the store, or has other bytes: the run is held with its digest, and goes on when the blob is back.
 
-It is never an outcome of the flow, and never replaced by something else.
+A missing blob is never an outcome of the flow, and never replaced by another value.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def lose(request: pytest.FixtureRequest) -> Callable[[World], None]:
 
 
 async def held(world: World, run: Handle[Any], digest: str) -> Run:
-    """The run is held as corrupt, and says for which blob. Whoever waits for it is told."""
+    """Check that the run is held as corrupt, that the reason names the blob, and that callers that wait for the run are told."""
     row = await world.until_status("paused", run)
     assert row.hold is Hold.CORRUPT
     assert digest in row.reason
@@ -43,7 +43,7 @@ async def held(world: World, run: Handle[Any], digest: str) -> Run:
 
 
 async def goes_on(world: World, run: Handle[Any], blob: bytes = BLOB) -> Any:
-    """The blob is there again, as from a backup, and somebody resumes the run."""
+    """Put the blob back, as from a backup, and resume the run."""
     world.lose_blobs()
     await world.rl.services.store.put_blob(blob)
     await run.resume()
@@ -56,7 +56,7 @@ async def large() -> str:
 
 
 def asks(how: str) -> Flow[[], Any]:
-    """A flow that has something large behind it when it waits for "go"."""
+    """A flow that has recorded a large value before it waits for "go"."""
 
     @flow
     async def child() -> str:
@@ -85,7 +85,7 @@ def asks(how: str) -> Flow[[], Any]:
 
 
 @pytest.mark.parametrize("how", ["step", "signal", "child", "item"])
-async def test_on_replay(world: World, lose: Callable[[World], None], how: str):
+async def test_a_missing_blob_on_replay(world: World, lose: Callable[[World], None], how: str):
     rl = await world.open(**CONFIG)
     run = await rl.start(asks(how).with_id("r"))
     if how == "signal":
@@ -97,7 +97,7 @@ async def test_on_replay(world: World, lose: Callable[[World], None], how: str):
     assert await goes_on(world, run) == len(LARGE)
 
 
-async def test_of_the_input(world: World, lose: Callable[[World], None]):
+async def test_a_missing_blob_of_the_input(world: World, lose: Callable[[World], None]):
     @flow
     async def takes(text: str) -> int:
         await wait_for("go")
@@ -117,7 +117,7 @@ async def test_of_the_input(world: World, lose: Callable[[World], None]):
     assert await goes_on(world, run, blob) == len(LARGE)
 
 
-async def test_of_a_signal_that_was_not_taken_yet(world: World, lose: Callable[[World], None]):
+async def test_a_missing_blob_of_a_signal_that_was_not_received_yet(world: World, lose: Callable[[World], None]):
     @flow
     async def takes() -> int:
         try:
@@ -137,7 +137,7 @@ async def test_of_a_signal_that_was_not_taken_yet(world: World, lose: Callable[[
     assert await goes_on(world, run) == len(LARGE)
 
 
-async def test_of_the_result_of_a_spawned_run(world: World, lose: Callable[[World], None]):
+async def test_a_missing_blob_of_the_result_of_a_spawned_run(world: World, lose: Callable[[World], None]):
     @flow
     async def makes() -> str:
         return LARGE
@@ -168,7 +168,7 @@ async def is_there(world: World, run_id: str) -> bool:
     return await world.rl.services.store.get_run(run_id) is not None
 
 
-async def test_of_what_an_earlier_attempt_of_the_flow_has_done(world: World, lose: Callable[[World], None]):
+async def test_a_missing_blob_of_an_earlier_attempt_of_the_flow(world: World, lose: Callable[[World], None]):
     failing = asyncio.Event()
 
     @flow(retry=Retry(attempts=3, delay="1h"))

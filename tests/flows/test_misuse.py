@@ -1,4 +1,4 @@
-"""A forgotten `await` fails the run, and says where; calls that are awaited later, by whoever, are fine."""
+"""A forgotten `await` fails the run, and the error names the place. Calls that other code awaits later are fine."""
 
 import asyncio
 import inspect
@@ -30,7 +30,7 @@ def charging() -> Any:
 
 
 def names_the_line(error: BaseException, call: str) -> None:
-    """Its message names the file and the line on which `call` stands."""
+    """The error's message names the file and the line of `call`."""
     place = re.search(r"(\S+\.py):(\d+)", str(error))
     assert place is not None, str(error)
     assert place[1] == inspect.getsourcefile(names_the_line)
@@ -84,7 +84,7 @@ async def test_a_forgotten_await_whose_call_is_kept_or_tested(world: World):
 
 
 async def test_a_forgotten_await_in_the_return_statement(world: World):
-    """`return charge(100)`: what is refused is the forgotten await, not a result that cannot be journaled."""
+    """`return charge(100)`: the error is about the forgotten await, not about a result that cannot be journaled."""
     charge = charging()
 
     @flow
@@ -315,7 +315,7 @@ async def test_awaiting_a_call_twice_is_refused_as_for_a_coroutine(world: World)
 
 
 async def test_a_task_whose_step_has_not_begun_when_the_flow_returns_is_forgotten_as_well(world: World):
-    """The flow returns before the task has had a turn: the step was never asked for, and nothing was charged."""
+    """The flow returns before the task has had a turn. The flow never asked for the step, and nothing was charged."""
     charge = charging()
     kept = list[Any]()
 

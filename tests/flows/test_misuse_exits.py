@@ -1,4 +1,5 @@
-"""What ends programs (sys.exit, Ctrl-C, argparse, GeneratorExit) ends the step or flow that raised it, and nothing else."""
+"""Exceptions that end programs (sys.exit, Ctrl-C, argparse, GeneratorExit) end the step or flow that raised them, and
+nothing else."""
 
 import argparse
 import asyncio
@@ -38,7 +39,7 @@ def custom() -> NoReturn:
 
 
 class Ending(BaseException):
-    """Somebody else's."""
+    """An exception of another library."""
 
 
 RAISES = pytest.mark.parametrize("raises", [exits, interrupts, parses, closes, custom], ids=lambda one: one.__name__)
@@ -52,7 +53,7 @@ NAMES = {
 
 
 def shapes(raises: Callable[[], NoReturn]) -> dict[str, Any]:
-    """Flows in which it is raised, each in another place."""
+    """Flows that raise it, each in another place."""
 
     @step
     async def async_step() -> None:
@@ -167,7 +168,7 @@ SHAPES = sorted(shapes(exits))
 
 @RAISES
 @pytest.mark.parametrize("shape", SHAPES)
-async def test_it_fails_its_run_and_the_engine_goes_on(world: World, raises: Any, shape: str):
+async def test_an_exit_fails_its_run_and_the_engine_goes_on(world: World, raises: Any, shape: str):
     flows, patient = shapes(raises), other()
     rl = await world.open()
     beside = await rl.start(patient)
@@ -188,7 +189,7 @@ async def test_it_fails_its_run_and_the_engine_goes_on(world: World, raises: Any
 @pytest.mark.parametrize("retries", [1, 3])
 @pytest.mark.parametrize("where", ["thread", "future"])
 async def test_generator_exit_ends_no_task_of_the_engine(world: World, where: str, retries: int):
-    """Python closes the coroutines that await a future with this exception. It shows when the task is garbage."""
+    """With this exception Python closes the coroutines that await a future. That is noticed when the task is garbage."""
     tried = list[int]()
 
     @step(retry=Retry(retries))
@@ -254,7 +255,7 @@ async def test_a_flow_may_react_to_what_its_step_raised_and_does_so_again_on_rep
 @pytest.mark.parametrize("raises", [exits, interrupts, closes], ids=lambda one: one.__name__)
 @pytest.mark.parametrize("shape", ["in_async_step", "in_sync_step_of_a_sync_flow", "in_async_flow", "in_sync_flow"])
 def test_the_blocking_facade_goes_on_and_closes_in_order(raises: Any, shape: str):
-    """Its loop runs in a thread: were that to end, the caller and the next one would wait for ever."""
+    """Its loop runs in a thread. If that ended, this caller and the next would wait for ever."""
     flows, patient = shapes(raises), other()
     found = list[Any]()
 

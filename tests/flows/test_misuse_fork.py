@@ -1,4 +1,4 @@
-"""os.fork after opening (gunicorn --preload): the child's use is refused with a sentence, and the parent is not harmed."""
+"""os.fork after opening (gunicorn --preload): the child gets a clear error when it uses Relight, and the parent is not harmed."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ KIND = pytest.mark.parametrize("kind", ["async", "blocking"])
 
 
 async def fork(path: Path, kind: str, action: str) -> dict[str, Any]:
-    """What child and parent told; both have ended."""
+    """The lines of child and parent. Both have ended."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         str(SCRIPT),
@@ -32,7 +32,7 @@ async def fork(path: Path, kind: str, action: str) -> dict[str, Any]:
         pytest.fail(f"{kind}, {action}: parent or child hangs")
     finally:
         if process.returncode is None:
-            os.killpg(process.pid, signal.SIGKILL)  # its own session: parent and child
+            os.killpg(process.pid, signal.SIGKILL)  # a session of its own, for parent and child
             await process.wait()
     told: dict[str, Any] = {}
     for line in out.decode().splitlines():

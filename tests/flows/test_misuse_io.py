@@ -1,4 +1,4 @@
-"""What reaches outside a run is refused where flow code calls it, with a sentence that says to put it into a step."""
+"""Calls of flow code that reach outside the run are refused where they stand. The error says to put them into a step."""
 
 import asyncio
 import concurrent.futures
@@ -22,7 +22,7 @@ def nothing(*_: Any) -> None:
 
 
 class Outside:
-    """Things of the program's, as flow code finds them in its closure."""
+    """Objects of the program that flow code finds in its closure."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -68,8 +68,8 @@ CALLS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")  # what asyncio had made before
-async def test_it_is_refused_where_it_is_called_and_fails_the_run(world: World, name: str):
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")  # made by asyncio before the flow
+async def test_io_is_refused_where_it_is_called_and_fails_the_run(world: World, name: str):
     outside = Outside()
 
     @step
@@ -98,7 +98,7 @@ async def test_it_is_refused_where_it_is_called_and_fails_the_run(world: World, 
 
 
 @pytest.mark.parametrize("where", ["task", "child", "foreach"])
-async def test_it_is_refused_in_every_branch(world: World, where: str):
+async def test_io_is_refused_in_every_branch(world: World, where: str):
     async def branch(n: int = 0) -> None:
         await asyncio.to_thread(nothing)
 
@@ -121,7 +121,7 @@ async def test_it_is_refused_in_every_branch(world: World, where: str):
     assert isinstance(cause.exceptions[0] if isinstance(cause, ExceptionGroup) else cause, FlowCodeError)
 
 
-async def test_a_flow_may_catch_it_and_go_on_and_does_so_again_on_replay(world: World):
+async def test_a_flow_may_catch_the_refusal_of_io_and_go_on_also_on_replay(world: World):
     seen = list[str]()
 
     @flow
@@ -144,7 +144,7 @@ async def test_a_flow_may_catch_it_and_go_on_and_does_so_again_on_replay(world: 
     assert seen[0] == seen[1]
 
 
-async def test_all_of_it_is_allowed_in_steps(world: World):
+async def test_io_is_allowed_in_steps(world: World):
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(await reader.readline())
         await writer.drain()
@@ -178,11 +178,11 @@ async def test_all_of_it_is_allowed_in_steps(world: World):
     assert await (await rl.start(reaching_out)).result("60s") == "hello 42"
 
 
-# ---- what others wake
+# ---- flows that wait for something outside the journal
 
 
 async def ends_loudly(run: Any) -> None:
-    """It fails, or is held, with a sentence: it does not wait for ever in silence."""
+    """Check that the run fails or is held with a clear error, and does not wait for ever in silence."""
     with pytest.raises(RelightError):
         await run.result("60s")
 
@@ -203,7 +203,7 @@ async def test_an_event_that_the_program_sets_does_not_leave_the_flow_hanging(wo
     try:
         event.set()
     except FlowCodeError:
-        pass  # telling whoever sets it is loud as well; the run must not go on waiting all the same
+        pass  # an error for the code that sets the event is fine, too; but the run must not go on waiting
     await ends_loudly(run)
 
 
@@ -223,7 +223,7 @@ async def test_a_lock_that_two_runs_share_does_not_leave_one_hanging(world: Worl
     second = await rl.start(guarded, "second")
     await until(lambda: len(begun) == 2)
     await turns()
-    for run in (first, second):  # whoever is told so: neither waits for ever
+    for run in (first, second):  # it does not matter which run gets the error: neither waits for ever
         with contextlib.suppress(RelightError):
             await run.signal("go")
         with contextlib.suppress(RelightError):
@@ -231,7 +231,7 @@ async def test_a_lock_that_two_runs_share_does_not_leave_one_hanging(world: Worl
 
 
 async def test_a_flow_that_waits_for_what_can_never_happen_says_so(world: World):
-    """At rest, with no operation under way and nothing to wait for: neither a time nor a message can let it go on."""
+    """The flow is at rest, no operation is under way, and it waits for none. Neither a time nor a message can let it go on."""
 
     @flow
     async def lost() -> None:

@@ -35,7 +35,7 @@ def in_pool(fn: Callable[[], Any]) -> Any:
 
 
 def in_thread(fn: Callable[[], Any]) -> Any:
-    """A thread that nobody hands a context to."""
+    """A thread that gets no context."""
     found: list[Any] = []
 
     def body() -> None:
@@ -54,7 +54,7 @@ def in_thread(fn: Callable[[], Any]) -> Any:
 
 
 def in_context(fn: Callable[[], Any]) -> Any:
-    """A thread that is handed the flow's context, as asyncio.to_thread does it."""
+    """A thread that gets the flow's context, as with asyncio.to_thread."""
     context = contextvars.copy_context()
     return in_thread(lambda: context.run(fn))
 
@@ -149,7 +149,7 @@ async def test_an_operation_called_from_a_thread_of_an_async_flow_is_refused(
     assert len(await world.events(run.id)) == 2
 
 
-async def test_mapping_a_step_over_a_pool_charges_nobody(world: World):
+async def test_mapping_a_step_over_a_pool_executes_no_step(world: World):
     charged = list[int]()
 
     @step
@@ -169,8 +169,8 @@ async def test_mapping_a_step_over_a_pool_charges_nobody(world: World):
     assert charged == []
 
 
-async def test_a_pool_that_was_there_before_the_flow_charges_nobody_either(world: World):
-    """Its threads know nothing of the flow that hands them work, and are told nothing by ThreadPoolExecutor."""
+async def test_mapping_a_step_over_a_pool_made_before_the_flow_executes_no_step(world: World):
+    """The pool's threads know nothing of the flow that gives them work, and ThreadPoolExecutor passes no context on."""
     charged = list[int]()
 
     @step
@@ -183,7 +183,7 @@ async def test_a_pool_that_was_there_before_the_flow_charges_nobody_either(world
         return list(pool.map(charge, range(8)))
 
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(int).result(20)  # its thread lives
+        pool.submit(int).result(20)  # its thread is running
         rl = await world.open()
         with pytest.raises(RunFailedError, match=r"'charge'.*thread"):
             await (await rl.start(charging)).result("60s")
@@ -191,7 +191,7 @@ async def test_a_pool_that_was_there_before_the_flow_charges_nobody_either(world
 
 
 async def test_a_step_may_use_threads_of_its_own_and_call_others_as_plain_functions(world: World):
-    """In a step's body a step is the plain function it looks like; so it is in a thread the body makes."""
+    """In a step's body, and in a thread that the body makes, a step is a plain function."""
 
     @step
     def part(n: int) -> int:
@@ -327,7 +327,7 @@ def test_starting_a_run_inside_a_flow_of_the_blocking_facade_is_refused(method: 
 
 
 async def test_starting_a_run_inside_a_step_is_fine(world: World):
-    """A step is executed once per attempt: what it starts is its own affair, and is a root run like any other."""
+    """A step is executed once per attempt. A run that it starts is a root run like any other."""
 
     @step
     async def work() -> str:
@@ -352,7 +352,7 @@ async def test_starting_a_run_inside_a_step_is_fine(world: World):
 
 @pytest.mark.parametrize("method", ["result", "signal", "cancel", "status"])
 async def test_a_handle_used_inside_a_flow_is_refused_and_never_hangs(world: World, method: str):
-    """Another run's status is no part of this run's journal: the next replay would see another."""
+    """This run's journal does not have another run's status. The next replay could see another status."""
 
     @flow
     async def other() -> str:

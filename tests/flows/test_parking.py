@@ -21,7 +21,7 @@ from tests.flows.world import World, until
 
 
 class Anchor:
-    """Something only a flow's own frame refers to."""
+    """An object that only the flow's own frame refers to."""
 
 
 async def test_a_parked_run_is_no_longer_in_memory(world: World):
@@ -63,8 +63,8 @@ async def test_a_parked_sync_flow_holds_no_thread(world: World):
     runs = [await rl.start(waiting, n) for n in range(20)]
     for run in runs:
         await until(lambda run=run: is_parked(world, run))
-    assert threading.active_count() <= before + 2 + 1  # and the one that watches for flow code that blocks
-    await until(lambda: rl.services.threads.in_use == 0)  # a thread gives it back after its work has ended
+    assert threading.active_count() <= before + 2 + 1  # and the thread that watches for flow code that blocks
+    await until(lambda: rl.services.threads.in_use == 0)  # a thread gives its slot back after its work has ended
     for n, run in enumerate(runs):
         await run.signal("go")
         assert (await run.result()).startswith(f"{n} went on")

@@ -1,4 +1,4 @@
-"""Leaving memory is invisible to the flow, whatever surrounds its waits, and takes no step of another branch with it."""
+"""Leaving memory is invisible to the flow, whatever code is around its waits, and ends no step of another branch."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ SURROUNDINGS: dict[str, Callable[[list[str], Any], Callable[[], Any]]] = {}
 
 
 def surrounding(make: Callable[[list[str], Any], Callable[[], Any]]) -> Callable[[list[str], Any], Callable[[], Any]]:
-    """Code around a wait. It gets a list for what must not happen, and a durable step to call in its clean-up."""
+    """Code around a wait. It gets a list for events that must not happen, and a durable step to call in its clean-up."""
     SURROUNDINGS[make.__name__] = make
     return make
 
@@ -318,7 +318,8 @@ async def test_leaving_memory_is_invisible_to_a_sync_flow(world: World, kind: st
 
 
 async def test_plain_clean_up_runs_when_a_run_leaves_memory(world: World):
-    """Invisible to its logic, but what it holds is given back: a flow in memory no longer is no reason to leak a socket."""
+    """Leaving memory is invisible to the flow's logic, but resources are released: a flow that leaves memory must not
+    leak a socket."""
     held: list[str] = []
 
     @flow
@@ -339,7 +340,7 @@ async def test_plain_clean_up_runs_when_a_run_leaves_memory(world: World):
 
 
 async def test_leaving_memory_lets_a_step_of_another_branch_finish(world: World):
-    """Also in a TaskGroup, which would cancel the step because its sibling was broken off."""
+    """Also in a TaskGroup, which would cancel the step because its sibling was interrupted."""
     gate = asyncio.Event()
     calls: list[str] = []
 

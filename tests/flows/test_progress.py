@@ -1,4 +1,4 @@
-"""How far a run has come, for those who look at it: by foreach, and without reading what it has done."""
+"""How far a run has come, as a caller sees it: for each foreach, and without reading the run's results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def progress(done: int, total: int | None, failed: int = 0, key: str = "$foreach
 
 
 class Gates:
-    """A step per number that waits until it may go on, or fails."""
+    """A step for each number. It waits until it may go on, or fails."""
 
     def __init__(self, count: int) -> None:
         self.gates = [asyncio.Event() for _ in range(count)]
@@ -105,7 +105,7 @@ async def test_after_a_crash_it_goes_on_counting(world: World):
 
     @flow
     async def many() -> int:
-        return len(await foreach(numbers, gates.work, concurrency=9))  # more numbers after the crash
+        return len(await foreach(numbers, gates.work, concurrency=9))  # more items after the crash
 
     rl = await world.open()
     run = await rl.start(many.with_id("r"))
@@ -122,7 +122,7 @@ async def test_after_a_crash_it_goes_on_counting(world: World):
     assert await run.progress() == [progress(5, 5)]
 
 
-async def test_those_inside_an_item_belong_to_it_and_a_child_run_has_its_own(world: World):
+async def test_the_progress_inside_an_item_belongs_to_the_item_and_a_child_run_has_its_own(world: World):
     gates = Gates(2)
     gates.open()
 
@@ -211,7 +211,7 @@ async def test_an_attempt_with_fewer_items_has_no_more_done_than_there_are(world
     assert await run.progress() == [progress(2, 2)]
 
 
-async def test_a_next_generation_begins_without_any(world: World):
+async def test_a_next_generation_begins_without_progress(world: World):
     gates = Gates(2)
     gates.open()
 
@@ -228,7 +228,7 @@ async def test_a_next_generation_begins_without_any(world: World):
     assert await run.progress() == []
 
 
-def test_it_is_there_for_sync_code():
+def test_progress_is_there_for_sync_code():
     @step
     def double(n: int) -> int:
         return 2 * n

@@ -1,4 +1,4 @@
-"""A call that Relight refuses may be caught by the flow; a run that goes on after it must replay the same way."""
+"""A flow may catch the error of a call that Relight refuses. If the run goes on after that, it must replay the same way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A system that refuses a thread lacks room for a while. Nothing has failed, and nothing has begun."""
+"""If the system refuses a thread, it has no room for a while. Nothing has failed, and nothing has begun."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_SYSTEM_HAS = 2**46  # bytes, for the stack of a thread
 
 @contextlib.contextmanager
 def refused() -> Iterator[None]:
-    """The system refuses every new thread of this process, really."""
+    """Make the real system refuse every new thread of this process."""
     size = threading.stack_size(NO_SYSTEM_HAS)
     try:
         with pytest.raises(RuntimeError):
@@ -82,7 +82,7 @@ async def test_a_sync_flow_waits_for_a_thread(world: World) -> None:
 
 
 async def test_what_a_sync_flow_needs_more_threads_for_waits(world: World) -> None:
-    """They are not bounded, since the flow holds a thread already; the step's own timeout does not run."""
+    """These threads are not limited, because the flow has a thread already. The step's own timeout does not run meanwhile."""
     begun, gate = threading.Event(), threading.Event()
 
     @step(timeout="0.2s")
@@ -162,7 +162,7 @@ async def test_a_run_can_be_cancelled_while_it_waits_for_a_thread(world: World, 
             await until(waiting(rl, 0))
             assert rl.services.threads.in_use == 0
     await world.until_status("cancelled", run)
-    assert called == ([] if kind == "step" else ["flow"])  # a flow hears of it where it asks for something
+    assert called == ([] if kind == "step" else ["flow"])  # a flow is told of it where it asks for an operation
     await until(lambda: rl.services.threads.in_use == 0)
 
 

@@ -200,7 +200,7 @@ async def test_after_a_crash_only_what_the_journal_does_not_know_of_is_repeated(
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
 async def test_code_that_runs_because_its_run_leaves_memory_logs_nothing(world: World, lines: Lines, kind: str):
-    """What stands in `finally` is executed then, and once more when its time has come."""
+    """The code in `finally` runs then, and once more when the flow gets there."""
     if kind == "async":
 
         @flow(name="finally")

@@ -1,4 +1,4 @@
-"""A signal whose payload does not fit is an error that the flow may catch: live and replayed alike."""
+"""If the payload of a signal does not fit, the flow gets an error that it may catch, live and on replay."""
 
 from __future__ import annotations
 

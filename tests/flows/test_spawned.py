@@ -1,4 +1,4 @@
-"""Spawned runs, which have lives of their own: let go, awaited, cancelled, brought back."""
+"""Spawned runs, which are independent: not awaited, awaited, cancelled, brought back."""
 
 import asyncio
 from typing import Any
@@ -213,7 +213,7 @@ async def test_spawning_under_a_taken_id(world: World):
 
 
 @pytest.mark.parametrize("where", ["in memory", "parked", "crashed"])
-async def test_spawning_under_the_id_of_a_run_that_somebody_else_started_and_is_under_way(world: World, where: str):
+async def test_spawning_under_the_id_of_a_run_that_another_caller_started_and_is_under_way(world: World, where: str):
     ship, order = shipping()
     rl = await world.open()
     shared = await rl.start(ship.with_id("s"))
@@ -267,7 +267,7 @@ async def test_a_run_that_recovery_gave_up_on_and_a_person_brought_back_is_await
     assert await finish(world, "o") == "shipped after all"
 
 
-async def test_a_run_is_brought_back_before_whoever_awaits_it_has_heard_that_it_ended(world: World):
+async def test_a_run_is_brought_back_before_the_run_that_awaits_it_has_heard_that_it_ended(world: World):
     _, order = shipping()
     rl = await world.open()
     await world.park(await rl.start(order.with_id("o")))
@@ -284,7 +284,7 @@ async def test_a_run_is_brought_back_before_whoever_awaits_it_has_heard_that_it_
 
 
 def shipping() -> tuple[Flow[[], Any], Flow[[], Any]]:
-    """A run that waits for a signal, and one that spawns it (or finds it) under an id and waits for it."""
+    """A run that waits for a signal, and a run that spawns it (or finds it) under an id and waits for it."""
 
     @flow
     async def ship() -> str:
@@ -298,7 +298,7 @@ def shipping() -> tuple[Flow[[], Any], Flow[[], Any]]:
 
 
 async def give_up(world: World, run_id: str) -> None:
-    """As recovery does with a run that it may not resume."""
+    """Cancel the run as recovery does if it may not resume it."""
     row = await world.row(run_id)
     change = RunChange(run_id=run_id, status=Status.CANCELLED, hold=Hold.RECOVERY, reason="too old")
     end = Message.end_of(run_id, row.epoch, row.updated_at, to=row.parent_id or "nobody")
@@ -314,7 +314,7 @@ async def give_up(world: World, run_id: str) -> None:
 
 
 async def told_waits(world: World, run_id: str, awaited: str) -> bool:
-    """Whether the run waits for the end of the awaited one, and has nothing in its inbox that tells of one."""
+    """Whether the run waits for the end of the awaited run, and has no message in its inbox about an end."""
     open_ = (await world.state(run_id)).open.values()
     told = await world.rl.services.store.inbox([run_id])
     return any((found.what, found.name) == ("run", awaited) for found in open_) and not told
@@ -362,7 +362,7 @@ async def exists(world: World, run_id: str) -> bool:
 
 
 async def test_joining_a_run_that_ends_in_that_moment(world: World, monkeypatch: pytest.MonkeyPatch):
-    """It was under way when it was looked at, and has ended when it is asked to tell of its end: nobody will."""
+    """The run is under way when the store is asked, and has ended when the join is posted. So it will not report its end."""
     ship, order = shipping()
     rl = await world.open()
     shared = await rl.start(ship.with_id("s"))

@@ -1,4 +1,4 @@
-"""When steps began and ended, their attempts and their errors: recorded, kept over checkpoints, shown while they run."""
+"""When steps began and ended, their attempts and their errors: they are recorded, kept in checkpoints, and shown during a run."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ async def test_pages(world: World):
     rl = await world.open()
     run = await rl.start(many.with_id("many"))
 
-    async def both_begun() -> bool:  # as the store has it: their beginnings may be in two commits
+    async def both_begun() -> bool:  # as the store has it: the starts of the steps may be in two commits
         return len((await run.steps(limit=100)).steps) == 8
 
     await until(both_begun)
@@ -330,7 +330,7 @@ async def test_pages(world: World):
     gate.set()
 
 
-def test_the_blocking_facade_has_them_too():
+def test_the_blocking_facade_has_step_times_too():
     @step
     def one() -> int:
         return 1

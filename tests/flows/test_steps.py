@@ -1,4 +1,4 @@
-"""Steps: what they return and raise, live and replayed; retries, timeouts, on_crash; who they are."""
+"""Steps: what they return and raise, live and on replay. Retries, timeouts, on_crash. How a step is identified."""
 
 import asyncio
 import dataclasses
@@ -238,7 +238,8 @@ async def test_results_come_back_as_the_annotated_type(world: World, annotation:
 
 
 async def test_a_flow_goes_on_with_the_value_as_it_will_come_back(world: World):
-    """An annotation may read a value as something else that is equal; then live must not differ from replayed."""
+    """An annotation may read a value back as another value that is equal. Then the flow must get the same value live
+    and on replay."""
     seen: list[Any] = []
 
     @step
@@ -284,7 +285,7 @@ async def test_changing_a_result_in_place_does_not_change_the_recorded_one(world
 
 
 class OddError(Exception):
-    """Its constructor takes other arguments than Exception keeps."""
+    """Its constructor takes other arguments than those that Exception keeps."""
 
     def __init__(self, order: str, *, code: int) -> None:
         super().__init__(f"order {order} was declined")
@@ -346,7 +347,7 @@ async def test_exceptions_are_raised_again_as_what_they_were(world: World, make:
     expected = make()
     assert type(live) is type(expected)
     assert isinstance(replayed, type(expected))
-    assert type(replayed).__name__ == type(expected).__name__  # a stand-in, where its arguments are no data
+    assert type(replayed).__name__ == type(expected).__name__  # a stand-in, if its arguments are not data
     assert str(live) == str(replayed) == str(expected)
     for name in ("order", "code", "errno", "filename"):
         assert getattr(replayed, name, None) == getattr(expected, name, None)
@@ -435,7 +436,7 @@ async def test_a_run_that_fails_says_why_and_has_the_exception_as_its_cause(worl
 
 
 class Flaky:
-    """Fails so often, then succeeds; notes the attempt numbers it was told."""
+    """Fails so often, then succeeds. Records the attempt numbers that it got."""
 
     def __init__(self, failures: int, error: Callable[[], Exception] = lambda: ValueError("flaky")) -> None:
         self.failures = failures
@@ -901,7 +902,7 @@ async def test_on_crash_fail_that_finished_is_replayed(world: World):
     assert calls == [1]
 
 
-# ---- who a step is
+# ---- how a step is identified
 
 
 async def test_a_spawned_run_has_idempotency_keys_of_its_own(world: World):

@@ -1,4 +1,4 @@
-"""Names, ids and filters that no store can keep or compare: the same error on every backend, from the public surface."""
+"""Names, ids and filters that no store can keep or compare: the public API raises the same error on every backend."""
 
 from __future__ import annotations
 

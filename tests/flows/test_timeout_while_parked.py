@@ -1,4 +1,4 @@
-"""A flow's time may run out while the run is parked: it is brought back to where it was, and times out there."""
+"""A flow's timeout may expire while the run is parked. The flow comes back to where it was, and times out there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request may arrive while the beginning of a wait is being committed, when there is no wait yet to be broken off."""
+"""A request may arrive while the beginning of a wait is being committed. Then there is no wait yet to interrupt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from relight import Relight, RunCancelledError, flow, sleep, step
 from tests.flows.world import until
 
-# Of the event loop, between start() and the request: some of these meet the commit of the wait's beginning.
+# Turns of the event loop between start() and the request. With some of them, the request comes during the wait's first commit.
 TURNS = range(8)
 
 

@@ -1,4 +1,4 @@
-"""Two processes on one SQLite file: one drives a run, the other talks to it, or takes it away."""
+"""Two processes on one SQLite file: one drives a run, and the other sends it messages or takes it over."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ LOCKED = "database is locked"
 
 
 class Child:
-    """The other process, and what it has said so far."""
+    """The other process, and the lines that it has printed so far."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -85,7 +85,7 @@ class Stage:
         return self.children[-1]
 
     def effects(self) -> Counter[str]:
-        """What steps have done, whichever process they were in."""
+        """What steps have done, in both processes."""
         lines = self.ledger.read_text().splitlines() if self.ledger.exists() else []
         return Counter(line.split()[0] for line in lines)
 
@@ -98,7 +98,7 @@ class Stage:
 
 @pytest.fixture
 async def stage(tmp_path: Path, registry: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
-    """A folder, and this process as one of the two: it knows the same flows."""
+    """A folder, and this process as one of the two. It knows the same flows."""
     made = Stage(tmp_path)
     for flow in (flows.asking, flows.guarded, flows.busy):
         registry.add(flow)
@@ -120,7 +120,7 @@ async def test_one_process_signals_and_awaits_a_run_that_another_drives(stage: S
         result = asyncio.create_task(run.result(timeout="60s"))
         await run.signal("go", 10)
         assert await result == 13
-        assert await run.result(timeout="60s") == 13  # a finished one at once
+        assert await run.result(timeout="60s") == 13  # a finished run at once
     await child.says("result asking-1 13")
     assert await child.ended() == 0
     assert stage.effects() == {"asking-1.1": 1, "asking-1.2": 1}
@@ -174,7 +174,7 @@ async def test_a_run_that_is_not_there_is_not_found_by_either(stage: Stage):
 
 
 class Alone(NoLeases):
-    """Whoever has these thinks itself alone: only the epoch protects."""
+    """With these leases a process assumes that it is alone. Only the epoch protects the runs."""
 
     name = "store"
 
@@ -190,7 +190,7 @@ async def test_a_second_process_takes_the_runs_over_and_the_first_is_fenced(stag
         owner = (await run.describe()).owner
         assert owner == rl.services.owner
         before = await rl.services.store.latest_sequence("guarded-1")
-        stage.gate.touch()  # both processes finish the step; only one may record it
+        stage.gate.touch()  # both processes finish the step, but only one may record it
         assert await run.result(timeout="60s") == "hung"
         await child.logs("[RUN_FENCED] run guarded-1: another owner has claimed it")
         assert (await run.describe()).owner in (owner, None)

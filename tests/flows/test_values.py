@@ -60,7 +60,7 @@ async def test_recorded_values_replay_as_they_were(world: World, kind: str):
 
 
 async def test_a_value_is_durable_before_a_step_acts_on_it(world: World):
-    """A crash right behind the step must not give another value to whoever compares the two."""
+    """After a crash right after the step, the flow must see the value that the step got."""
     acted: list[str] = []
     gate = asyncio.Event()
 
@@ -108,7 +108,7 @@ async def test_a_step_waits_for_the_values_it_may_act_on_to_be_durable(world: Wo
     async def slow_commit(batch: Any) -> Any:
         nonlocal batches
         batches += 1
-        if batches == 2:  # the first is that of the signal
+        if batches == 2:  # the first commit is that of the signal
             await gate.wait()
         return await commit(batch)
 

@@ -1,4 +1,5 @@
-"""Code that changed under unfinished runs: fingerprints, other steps than recorded, missing flows, poison, resumable."""
+"""Code that changed while runs were unfinished: fingerprints, other steps than recorded, missing flows. Also poison and
+resumable."""
 
 import asyncio
 import itertools
@@ -37,13 +38,13 @@ def calls() -> list[str]:
 
 
 def define(registry: Registry, source: str) -> Any:
-    """Another version of a program: its names, after it replaced the flows of the one before."""
+    """Define another version of a program. It replaces the flows of the version before. Returns its names."""
     for name in registry.names():
         registry.remove(name)
     names: dict[str, Any] = {"step": step, "flow": flow, "wait_for": wait_for, "called": CALLS.append}
     names["continue_as"] = continue_as
     place = f"program-{next(VERSIONS)}.py"
-    linecache.cache[place] = (len(source), None, source.splitlines(keepends=True), place)  # where fingerprints find it
+    linecache.cache[place] = (len(source), None, source.splitlines(keepends=True), place)  # for fingerprints
     exec(compile(source, place, "exec"), names)
     return names["main"]
 
@@ -104,7 +105,7 @@ async def twice(world: World) -> bool:
 
 
 @pytest.mark.parametrize("freed", ["code restored", "policy changed"])
-async def test_fail_holds_the_run_until_somebody_decides(world: World, registry: Registry, freed: str):
+async def test_fail_holds_the_run_until_a_person_decides(world: World, registry: Registry, freed: str):
     await world.open(recovery={"version_mismatch": "fail"})
     await waiting(world, define(registry, program()))
     define(registry, program("return 'new'"))
@@ -154,7 +155,8 @@ async def test_formatting_and_comments_do_not_matter(world: World, registry: Reg
 async def test_changed_arguments_of_an_unchanged_step_hold_the_run(
     world: World, registry: Registry, policy: str, caplog: pytest.LogCaptureFixture
 ):
-    """No edit of the step explains them: the recorded result belongs to another call. Only `rerun` asks for something else."""
+    """No change of the step explains these arguments: the recorded result belongs to another call. Only `rerun`
+    executes the step again."""
     await world.open(recovery={"version_mismatch": policy})
     await waiting(world, define(registry, program()))
     define(registry, program(call="work(2)"))
@@ -216,7 +218,7 @@ async def test_input_that_todays_signature_does_not_take_holds_the_run(
     await until(lambda: _generation(world, 2 - first))
     define(registry, TAKING.format(signature=signature))
     (before,) = await world.rl.plan()
-    assert before.verdict == ("resume" if blob else "hold-version")  # what stands in a blob is not read for a plan
+    assert before.verdict == ("resume" if blob else "hold-version")  # a plan does not read blobs
     assert before.stuck is not blob
     assert blob or (began in before.verdict_reason and matter in before.verdict_reason)
     rl = await world.crash_and_reopen()
@@ -252,7 +254,7 @@ async def _generation(world: World, number: int) -> bool:
 
 
 async def test_a_flow_that_waits_meets_a_signature_that_does_not_take_its_input(world: World, registry: Registry):
-    """It was not in memory when its code changed: nobody has to die for it to be held, and its log says so as well."""
+    """The run was not in memory when its code changed. It is held although no process died, and its log says so, too."""
     rl = await world.open()
     await world.park(await rl.start(define(registry, TAKING.format(signature=OLD)).with_id("r"), 1, "x"))
     define(registry, TAKING.format(signature=OLD + ", more: str"))
@@ -399,7 +401,7 @@ async def test_a_missing_flow_holds_its_runs_until_it_is_registered(
     assert CALLS == ["work", "work"]
 
 
-async def test_a_run_held_for_want_of_its_flow_can_be_cancelled(world: World, registry: Registry):
+async def test_a_run_held_because_its_flow_is_missing_can_be_cancelled(world: World, registry: Registry):
     await world.open()
     await waiting(world, define(registry, program()))
     registry.remove("main")
@@ -481,7 +483,7 @@ async def waits_for(world: World, name: str) -> bool:
 
 
 async def test_crashes_while_it_only_waits_are_no_poison(world: World):
-    """A run that sleeps for weeks outlives many restarts of its process; it is not what kills it."""
+    """A run that sleeps for weeks outlives many restarts of its process. The run does not cause these deaths."""
 
     @flow
     async def main() -> str:

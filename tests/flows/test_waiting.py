@@ -67,7 +67,7 @@ async def test_a_short_sleep_stays_in_memory(world: World):
     live = rl.orchestrator.live[run.id]
     world.clock.advance("500ms")
     assert await run.result() == "rested"
-    assert live.departure.outcome is not None  # the very object that began it also ended it
+    assert live.departure.outcome is not None  # the object that began the sleep also ended it
 
 
 async def test_a_sleep_of_nothing_is_no_wait(world: World):
@@ -81,7 +81,7 @@ async def test_a_sleep_of_nothing_is_no_wait(world: World):
 
 
 @pytest.mark.parametrize("how", ["crash", "close"])
-async def test_a_sleep_that_came_due_while_nobody_ran_fires_at_once(world: World, how: str):
+async def test_a_sleep_that_came_due_while_no_process_ran_fires_at_once(world: World, how: str):
     @flow
     async def rest() -> list[float]:
         before = now()
@@ -141,7 +141,7 @@ async def test_a_sleep_that_falls_due_while_the_store_is_asked_is_not_passed_ove
         await sleep(seconds)
         return "rested"
 
-    monkeypatch.setattr(waking, "CHECK_SECONDS", 3600.0)  # the poll would find it, in the end
+    monkeypatch.setattr(waking, "CHECK_SECONDS", 3600.0)  # the poll would find it later
     rl = await world.open()
     runs = [await rl.start(rest, seconds) for seconds in (600, 601)]
     for run in runs:
@@ -152,7 +152,7 @@ async def test_a_sleep_that_falls_due_while_the_store_is_asked_is_not_passed_ove
     claim_due = store.inner.claim_due
 
     async def slow(*given: Any) -> Any:
-        """One is due; when the answer arrives the other is as well, and no timer was set for it."""
+        """One run is due. When the answer arrives, the other is due, too, and no timer was set for it."""
         monkeypatch.setattr(store.inner, "claim_due", claim_due)
         found = await claim_due(*given)
         world.clock.advance("1s")
@@ -172,7 +172,7 @@ async def test_a_wall_clock_set_back_does_not_end_a_sleep_early(world: World):
     rl = await world.open()
     run = await rl.start(rest)
     await until(lambda: world.asleep(run))
-    world.clock.set(START - 3600)  # an hour back: three to go
+    world.clock.set(START - 3600)  # an hour back: three hours are left
     world.clock.advance("2h30m")
     assert await run.status() == "waiting"
     world.clock.advance("30m")
@@ -444,8 +444,8 @@ async def test_sleeping_parking_and_waking_in_real_time():
     assert calls == 2, "it was parked, and replayed"
 
 
-async def test_signals_are_heard_in_the_order_of_their_posting_whoever_posted_them(world: World):
-    """The first is another process's, and this one has not been told of it yet when it posts the second."""
+async def test_signals_are_heard_in_the_order_of_their_posting_whichever_process_posted_them(world: World):
+    """Another process posts the first signal. This process has not been told of it yet when it posts the second."""
 
     @flow
     async def waiting() -> list[int]:

@@ -1,4 +1,4 @@
-"""What can be a step or flow, and what is said of everything else, where it is decorated."""
+"""Which functions can be a step or a flow, and which error all others get where they are decorated."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_what_cannot_be_found_again_is_refused_with_what_to_do_instead(
 
 
 async def test_a_parameter_of_a_flow_is_not_called_id(world: World):
-    """`start(refund, id="7")` gives the run an id, and the flow nothing."""
+    """`start(refund, id="7")` gives the run an id, and the flow gets no such argument."""
 
     async def by_name(id: str) -> str:  # noqa: A002 - what this is about
         return id
@@ -119,7 +119,7 @@ async def test_a_parameter_of_a_flow_is_not_called_id(world: World):
             DefinitionError, match=r"parameter 'id' could not be given by name, .* id= as the run's id; give it"
         ):
             flow(fn)
-        step(fn)  # a step is started by nobody but its flow
+        step(fn)  # only a flow calls a step
 
     @flow
     async def by_position(id: str, /) -> str:  # noqa: A002
@@ -169,7 +169,7 @@ async def test_what_works_stays_allowed(world: World):
 
 
 async def test_a_flow_that_was_made_again_is_not_spawned(world: World):
-    """By its name, recovery would find the other one."""
+    """By its name, recovery would find the new flow."""
 
     def make(n: int) -> Any:
         @flow(name="made")

@@ -1,4 +1,4 @@
-"""`flow.with_id("…")`: a run's id goes with its flow, so that type checkers see the flow's own arguments alone."""
+"""`flow.with_id("…")`: a run's id goes with its flow, so that type checkers see only the flow's own arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clock that tests advance, and that the simulated crash is one."""
+"""Tests of the clock that tests advance, and of the simulated crash."""
 
 import asyncio
 

@@ -13,7 +13,7 @@ from typing import Any
 from relight import Relight, RunCancelledError, flow, step, wait_for
 from relight.model.run import Status
 
-LEDGER = Path()  # a line for everything a step does, from both processes: set before anything runs
+LEDGER = Path()  # both processes write a line for everything that a step does: set before anything runs
 GATE = Path()  # steps of `guarded` finish once this file exists
 
 
@@ -64,7 +64,7 @@ async def busy(name: str, steps: int) -> int:
 
 
 async def drive(rl: Relight, *run_ids: str) -> None:
-    """Start one run per id and drive it until it has ended, or has been taken away."""
+    """Start one run per id and drive it until it has ended, or another process has taken it over."""
     flows: dict[str, Any] = {"asking": asking, "guarded": guarded}
     runs = [await rl.start(flows[run_id.partition("-")[0]].with_id(run_id), run_id) for run_id in run_ids]
     say("started")

@@ -114,7 +114,7 @@ async def main(path: str, part: str) -> Any:
                     await asyncio.sleep(0.005)  # until it is parked, and waits for the signal
                     row = await run.describe()
             print(json.dumps(said), flush=True)
-            os._exit(0)  # as a crash
+            os._exit(0)  # like a crash
         for run in runs.values():
             await run.signal("go", "gone")
         found: dict[str, Any] = {name: await run.result("60s") for name, run in runs.items()}

@@ -1,4 +1,4 @@
-"""Looking at runs that wait."""
+"""Functions that look at runs that wait."""
 
 import asyncio
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ async def turns(count: int = 50) -> None:
 
 
 async def is_parked(world: World, run: Handle[Any]) -> bool:
-    """Whether it waits, and is nobody's."""
+    """Whether the run waits and has no owner."""
     row = await world.row(run.id)
     return row.status is Status.WAITING and row.owner is None
 
 
 async def parks(world: World, run: Handle[Any]) -> bool:
-    """The same; if not, a second passes."""
+    """Whether the run waits and has no owner. If not, let a second pass."""
     if await is_parked(world, run):
         return True
     world.clock.advance("1s")
@@ -37,7 +37,7 @@ async def parks(world: World, run: Handle[Any]) -> bool:
 
 
 def begins_a_generation(commits: Sequence[Commit]) -> bool:
-    """Whether one of these commits does."""
+    """Whether one of these commits begins a generation."""
     return any(one.next is not None for one in commits)
 
 
@@ -48,10 +48,10 @@ def gives_up(commits: Sequence[Commit]) -> bool:
 
 
 async def is_in_generation(world: World, run_id: str, number: int) -> bool:
-    """Whether the run has come so far, and not further."""
+    """Whether the run is in this generation."""
     return (await world.state(run_id)).generation == number
 
 
 async def is_beyond(world: World, run_id: str, generation: int) -> bool:
-    """Whether the run has come further."""
+    """Whether the run is in a later generation."""
     return (await world.state(run_id)).generation > generation

@@ -1,4 +1,4 @@
-"""Which way a flow's code goes, each time it is called: live, after a crash, after having been parked."""
+"""The way that a flow's code goes each time it is called: live, after a crash, and after it was parked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Ways(list[list[str]]):
         return self[-1]
 
     def check(self, at_least: int = 2) -> list[str]:
-        """All are the same as far as they got; the longest."""
+        """Check that all ways are the same as far as they go. Returns the longest."""
         assert len(self) >= at_least, f"its code was called only {len(self)} times"
         longest = max(self, key=len)
         for way in self:
@@ -40,13 +40,14 @@ class Gate:
         await self._open.wait()
 
     async def open(self, after: int = 1) -> None:
-        """Once so many wait here: they all go on in one turn of the loop, so that one commit takes what they record."""
+        """Wait until so many bodies wait here. Then let all go on in one turn of the loop, so that one commit has what
+        they record."""
         await until(lambda: len(self.entered) >= after)
         self._open.set()
 
 
 class ThreadGate:
-    """The same for sync bodies, one of them."""
+    """A gate for one sync body."""
 
     def __init__(self) -> None:
         self.entered = asyncio.Event()
@@ -62,7 +63,8 @@ class ThreadGate:
 
 
 class Held:
-    """A method of an engine's store that does not begin before the test lets it; or only those calls for which `when` holds."""
+    """Holds back a method of an engine's store until the test lets it go on: all calls, or only those for which `when`
+    is true."""
 
     def __init__(self, world: World, method: str, when: Callable[..., bool] = lambda *_: True) -> None:
         store, self._open = world.rl.services.store, asyncio.Event()
@@ -82,18 +84,18 @@ class Held:
 
 
 async def cancel_is_heard(world: World, run: Handle[Any]) -> None:
-    """The request has reached the run, whatever it is doing."""
+    """Wait until the request has reached the run, whatever the run is doing."""
     await until(lambda: world.rl.orchestrator.live[run.id].last_heard)
 
 
 async def two_signals() -> None:
-    """How a flow ends that `replay_to_the_end` is for."""
+    """The end of a flow that is used with `replay_to_the_end`."""
     await wait_for("go")
     await wait_for("go")
 
 
 async def waits(world: World, run: Handle[Any], name: str = "go") -> int:
-    """How often the run has begun to wait for this signal. One that is held or has ended never does."""
+    """How often the run has begun to wait for this signal. Fails if the run is held or has failed: then it never waits."""
     row = await world.row(run.id)
     assert row.status.value not in ("paused", "failed"), f"{row.status}: {row.reason} {row.error!r}"
     return sum(isinstance(one, j.WaitStarted) and one.name == name for one in await world.events(run.id))
@@ -118,7 +120,7 @@ async def two_waits(world: World, run: Handle[Any]) -> bool:
 
 
 async def park(world: World, run: Handle[Any]) -> None:
-    """Until it waits, is nobody's, and has left memory; fails at once when it is held instead."""
+    """Wait until the run waits, has no owner, and has left memory. Fails at once if the run is held instead."""
     await until(lambda: _parked(world, run))
 
 
@@ -127,7 +129,7 @@ async def _parked(world: World, run: Handle[Any]) -> bool:
     assert row.status.value in ("waiting", "running"), f"{row.status}: {row.reason} {row.error!r}"
     live = world.rl.orchestrator.live.get(run.id)
     if live is not None:
-        if live.departure.park_armed:  # else it is leaving, and others would fall due in the time that the store takes
+        if live.departure.park_armed:  # otherwise it is leaving, and others would fall due meanwhile
             world.clock.advance(world.rl.config.park_after_seconds)
         return False
     return row.status.value == "waiting" and row.owner is None

@@ -1,4 +1,4 @@
-"""The world of a behaviour test: one store, a clock to advance, and engines on it that close, crash and come back."""
+"""The world of a behaviour test: one store, a clock that the test advances, and engines that close, crash and come back."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from tests.servers.postgres import PostgresServer
 
 _schemas = itertools.count(1)
 
-DEADLINE_SECONDS = 60.0  # for anything a test waits for; generous, since it is only ever used up by a failure
+DEADLINE_SECONDS = 60.0  # of every wait of a test; generous, since a test waits for so long only if it fails
 
 
 async def until(condition: Callable[[], Any], seconds: float = DEADLINE_SECONDS) -> Any:
-    """Look again and again until the condition holds, and return what it found; fail after the deadline."""
+    """Call the condition again and again until its result is true, and return the result. Fail after the deadline."""
     deadline = time.monotonic() + seconds
     while True:
         found = condition()
@@ -52,7 +52,7 @@ async def until(condition: Callable[[], Any], seconds: float = DEADLINE_SECONDS)
 
 
 class MortalStore:
-    """A store as one process sees it. Once that process is dead, nothing it asks for happens any more."""
+    """A store as one process sees it. When that process is dead, its calls have no effect any more."""
 
     def __init__(self, inner: Any, slow: dict[str, int]) -> None:
         self.inner = inner
@@ -71,7 +71,7 @@ class MortalStore:
             for _ in range(self.slow.get(name, 0)):
                 await asyncio.sleep(0)
             result = await method(*args, **kwargs)
-            self._check()  # it died while the store worked: written, perhaps, but the answer is lost
+            self._check()  # the process died while the store worked: perhaps it has written, but the answer is lost
             return result
 
         return mortal
@@ -82,14 +82,14 @@ class MortalStore:
 
 
 class WithoutClock(PostgresStore):
-    """The world's clock decides, not the server's: it is advanced by hand."""
+    """A store that does not tell the server's time: the world's clock decides, which tests advance."""
 
     async def now(self) -> None:  # type: ignore[override]
         return None
 
 
 class FixedEntropy:
-    """Ids as ever; `random` gives the same number each time."""
+    """Ids are new each time. `random` returns the same number each time."""
 
     def __init__(self, number: float = 0.5) -> None:
         self.number = number
@@ -114,7 +114,7 @@ class World:
         self.path = folder / "relight.db"
         self.clock = FakeClock()
         self.entropy = FixedEntropy()
-        self.slow: dict[str, int] = {}  # methods of the store, and how many turns of the loop they take longer
+        self.slow: dict[str, int] = {}  # methods of the store, and how many turns of the loop longer they take
         self.trouble: list[str] = []  # what the event loop complained about: lost exceptions, lost tasks
         self._memory = MemoryStore(clock=self.clock)
         self._engines: dict[Relight, MortalStore] = {}
@@ -128,7 +128,7 @@ class World:
         return self._current
 
     async def open(self, **config: Any) -> Relight:
-        """An engine on the store; one that is open already lives on beside it."""
+        """Open an engine on the store. Other open engines go on beside it."""
         store = MortalStore(self._store(), self.slow)
         rl = Relight("memory:", store=store, clock=self.clock, entropy=self.entropy, **config)  # type: ignore[arg-type]
         asyncio.get_running_loop().set_exception_handler(self._on_trouble)
@@ -151,9 +151,10 @@ class World:
         await engine.close()
 
     async def crash(self, rl: Relight | None = None) -> None:
-        """End an engine as a dying process does: from now on nothing reaches the store, and all its code is gone.
+        """End an engine like a process that dies: from now on it cannot reach the store, and all its code has ended.
 
-        (Gone by being cancelled: plain `finally` blocks do run. A thread inside a step's body lives on, unheard.)
+        (The code ends by cancellation, so plain `finally` blocks run. A thread in a step's body goes on, and its
+        outcome is ignored.)
         """
         engine = rl or self.rl
         store = self._engines.pop(engine)
@@ -166,14 +167,14 @@ class World:
             REGISTRY.unlisten(orchestrator.waker.flow_registered)
         tasks: list[asyncio.Task[Any]] = [*services.background._tasks, *services.bodies.tasks]
         for run in orchestrator.live.values():
-            run.writer.drop()  # whatever its last commit says, nothing follows from it
+            run.writer.drop()  # whatever its last commit does, nothing follows from it
             run.stopping, run.phase = "crashed", Phase.LEAVING
             leaving.stop_bodies(run)
             run.loop.unwind("crashed")
             run.turns.unwind("crashed")
         for work in services.bodies.queue:
             if isinstance(work, Body):
-                work.drop()  # or Python complains, in some later test, that nobody ever awaited it
+                work.drop()  # otherwise Python warns in a later test that it was never awaited
         services.bodies.queue.clear()
         for task in tasks:
             task.cancel()
@@ -182,7 +183,7 @@ class World:
         deadline = time.monotonic() + DEADLINE_SECONDS
         while (
             left and time.monotonic() < deadline
-        ):  # more than once: code in a thread is let go of only when asked again
+        ):  # more than once: code in a thread ends only if it is cancelled again
             for task in left:
                 task.cancel()
             _, left = await asyncio.wait(left, timeout=0.05)
@@ -200,17 +201,17 @@ class World:
 
     async def end(self) -> None:
         for engine in list(self._engines):
-            # Steps that a test has left standing are not waited for.
+            # Closing does not wait for steps that a test has left under way.
             engine.config = msgspec.structs.replace(engine.config, shutdown_grace_seconds=0.0)
             await self.close(engine)
-        # The engines would outlive the test by this, a thousand of them, and the garbage collector would go through them all.
+        # Because of the handler, the engines would outlive the test. The garbage collector would go through a thousand of them.
         asyncio.get_running_loop().set_exception_handler(None)
         assert not self.trouble, self.trouble
 
     def _on_trouble(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.trouble.append(f"{context.get('message')}: {context.get('exception')!r}")
 
-    # ---- looking at what is there
+    # ---- what the store has
 
     async def row(self, run_id: str) -> Run:
         return await self.rl.row(run_id)
@@ -229,7 +230,7 @@ class World:
         return row if row.status == "waiting" and due > self.clock.now() else None
 
     async def park(self, run: Handle[Any]) -> Run:
-        """Once the run waits, let time pass until it has left memory."""
+        """Wait until the run waits. Then let time pass until it has left memory."""
         await until(lambda: self.is_("waiting", run))
         await until(lambda: self._parked(run))
         return await self.row(run.id)
@@ -237,9 +238,7 @@ class World:
     async def _parked(self, run: Handle[Any]) -> bool:
         live = self.rl.orchestrator.live.get(run.id)
         if live is not None:
-            if (
-                live.departure.park_armed
-            ):  # else it is leaving, and others would fall due in the time that the store takes
+            if live.departure.park_armed:  # otherwise it is leaving, and others would fall due meanwhile
                 self.clock.advance(self.rl.config.park_after_seconds)
             return False
         return (await self.row(run.id)).owner is None
@@ -256,11 +255,11 @@ class World:
         return restore(await self.journal(run_id))
 
     async def recorded(self, run_id: str) -> list[str]:
-        """The keys of what has ended in a run, in the order of its journal."""
+        """The keys of the operations that have ended in a run, in the order of its journal."""
         return list((await self.state(run_id)).outcomes)
 
     def rows_in(self, table: str) -> int:
-        """How many rows a table of the store holds: "runs", "journal" or "blobs"."""
+        """How many rows a table of the store has: "runs", "journal" or "blobs"."""
         if self.kind == "memory":
             memory = self._memory
             return {
@@ -299,7 +298,7 @@ class World:
             )
 
     def lose_blobs(self, spoilt: bytes | None = None) -> None:
-        """All of them are gone from the store; or have this content, whatever their digest is."""
+        """Delete all blobs of the store, or give all of them this content, whatever their digest is."""
         if self.kind == "memory":
             blobs = self._memory._blobs
             for digest in list(blobs):
@@ -324,7 +323,7 @@ class World:
         self._on_server(f"UPDATE {self.schema}.{table} SET {column} = {value} WHERE {where}", run_id)
 
     def _on_server(self, statement: str, run_id: str) -> None:
-        """To exactly one row of a run."""
+        """Execute a statement on exactly one row of a run."""
         assert self.server is not None
         run = f"(SELECT key FROM {self.schema}.runs WHERE id = '{run_id}')"
         assert self.server.sql(f"{statement}run = {run} RETURNING 1") == "1"

@@ -7,9 +7,10 @@
         await cluster.freeze("b")        # SIGSTOP: it stands still, its connections stay open
         cluster.thaw("b")
 
-The module is run as `python -m shop.node SETTINGS`, where SETTINGS is a `Node` as JSON: it opens a Relight as told there,
-prints one line with the name of its session once it drives runs (see `ready`), and ends when it is signalled. Nothing here
-sleeps: every wait is for a condition and has a deadline. Linux kills all of them with the thread that started them.
+The module is run as `python -m shop.node SETTINGS`, where SETTINGS is a `Node` as JSON. It opens a Relight with these
+settings, prints one line with the name of its session when it drives runs (see `ready`), and ends when it gets a
+signal. Nothing here sleeps: every wait is for a condition and has a deadline. Linux kills all nodes when the thread
+ends that started them.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ import msgspec
 
 from relight.clock import SYSTEM_CLOCK
 
-DEADLINE_SECONDS = 60.0  # for whatever is waited for; used up only by a failure
+DEADLINE_SECONDS = 60.0  # of every wait; a test waits for so long only if it fails
 POLL_SECONDS = 0.005
 
-# Asks Linux to kill it with its parent (a preexec_fn would do it in a fork of this process, whose other threads may hold
-# locks), and becomes the module.
+# This program asks Linux to kill it when its parent ends, and becomes the module. (A preexec_fn would run in a fork of
+# this process, whose other threads may have locks.)
 _SHIM = """
 import ctypes, os, runpy, sys
 parent, module = int(sys.argv[1]), sys.argv[2]
@@ -47,7 +48,7 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 class Node(msgspec.Struct, kw_only=True, frozen=True):
-    """What an orchestrator process is told."""
+    """The settings of an orchestrator process."""
 
     id: str  # unless `options` give another orchestrator_id
     store: str
@@ -58,7 +59,8 @@ class Node(msgspec.Struct, kw_only=True, frozen=True):
     arguments: dict[str, Any] = {}  # for the module itself
 
     def settings(self) -> dict[str, Any]:
-        """The keywords for Relight(self.store, …). Orphans are looked for every half ttl: nothing depends on a push."""
+        """The keywords for Relight(self.store, …). The node looks for orphans every half ttl, so that nothing depends
+        on a push."""
         recovery = {"lease_ttl": self.ttl_seconds, "check_interval": max(self.ttl_seconds / 2, 0.1)}
         return {
             "leases": self.leases,
@@ -69,7 +71,7 @@ class Node(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def told() -> Node:
-    """In the module: what this process was told."""
+    """In the module: the settings of this process."""
     return msgspec.json.decode(sys.argv[1], type=Node)
 
 
@@ -80,7 +82,7 @@ def ready(owner: str) -> None:
 
 
 class Process(msgspec.Struct, kw_only=True):
-    """One life of a node, as its cluster sees it."""
+    """One life of a node, as its cluster knows it."""
 
     node: Node
     process: asyncio.subprocess.Process
@@ -97,10 +99,10 @@ class Process(msgspec.Struct, kw_only=True):
 
 
 class Cluster:
-    """`folder` takes the logs (one per node, over all its lives) and is handed to the nodes for whatever they write there.
+    """`folder` has the logs (one per node, over all its lives). The nodes get its name, and may write there.
 
-    `environ` is added to theirs. Options of `start` (or of the whole cluster) are keywords for Relight, beside those that
-    follow from the id and the ttl.
+    `environ` is added to the nodes' environment. Options of `start` (or of the whole cluster) are keywords for Relight,
+    beside those that follow from the id and the ttl.
     """
 
     def __init__(
@@ -145,7 +147,7 @@ class Cluster:
         arguments: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Process:
-        """Start a node and wait until it drives runs. `store` and `leases` may be another way to the same: a proxy's."""
+        """Start a node and wait until it drives runs. `store` and `leases` may be another way to the same servers: a proxy."""
         node = msgspec.structs.replace(
             self._node,
             id=name,
@@ -174,7 +176,7 @@ class Cluster:
         return self.processes[node.id]
 
     async def until_ready(self, process: Process) -> Process:
-        """Wait for its line. Raises what its log says when it ends before."""
+        """Wait for its line. If the node ends before, raise an error with its log."""
         stdout = process.process.stdout
         assert stdout is not None
         async with asyncio.timeout(DEADLINE_SECONDS):
@@ -188,7 +190,7 @@ class Cluster:
         return process
 
     async def kill(self, name: str) -> None:
-        """SIGKILL, and wait until it is gone. Killing what has ended does nothing."""
+        """SIGKILL, and wait until the node is gone. If it has ended already, do nothing."""
         process = self.processes[name]
         if process.alive:
             with contextlib.suppress(ProcessLookupError):
@@ -196,7 +198,7 @@ class Cluster:
         await self.ended(name)
 
     async def freeze(self, name: str) -> None:
-        """SIGSTOP: returns once it stands still."""
+        """SIGSTOP. Returns when the node stands still."""
         process = self.processes[name]
         process.frozen = True
         process.process.send_signal(signal.SIGSTOP)
@@ -209,11 +211,11 @@ class Cluster:
         process.process.send_signal(signal.SIGCONT)
 
     def terminate(self, name: str) -> None:
-        """SIGTERM: it closes gracefully. `ended` tells when."""
+        """SIGTERM: the node closes gracefully. `ended` waits for that."""
         self.processes[name].process.terminate()
 
     async def ended(self, name: str, within: float = DEADLINE_SECONDS) -> int:
-        """Wait until it has ended; its exit code, negative for a signal."""
+        """Wait until the node has ended. Returns its exit code, negative for a signal."""
         process = self.processes[name].process
         try:
             async with asyncio.timeout(within):
@@ -221,7 +223,7 @@ class Cluster:
                 if process.stdout is not None:
                     await (
                         process.stdout.read()
-                    )  # to its end: then the pipe is closed with the process, not with the loop
+                    )  # to its end: the pipe is then closed with the process, not with the loop
                 return code
         except TimeoutError:
             raise AssertionError(
@@ -229,26 +231,26 @@ class Cluster:
             ) from None
 
     async def restart(self, name: str) -> Process:
-        """The next life, told the same. One that still runs is killed first."""
+        """Begin the next life, with the same settings. A node that still runs is killed first."""
         await self.kill(name)
         return await self.until_ready(await self.launch(self.processes[name].node))
 
     # ---- looking
 
     def owner(self, name: str) -> str:
-        """The session of its latest life."""
+        """The session of the node's latest life."""
         return self.processes[name].owner
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
 
     def log(self, name: str) -> str:
-        """What all its lives have logged so far."""
+        """The log of all lives of the node so far."""
         path = self._log(name)
         return path.read_text(errors="replace") if path.exists() else ""
 
     async def logs(self, name: str, text: str, within: float = DEADLINE_SECONDS) -> None:
-        """Wait until it has logged this."""
+        """Wait until the node has logged this."""
         await until(lambda: text in self.log(name), f"{name} to log {text!r}", within)
 
 
@@ -258,7 +260,7 @@ async def until(
     within: float = DEADLINE_SECONDS,
     poll: float = POLL_SECONDS,
 ) -> Any:
-    """Look again and again until the condition holds, and return what it found. AssertionError after the deadline."""
+    """Call the condition again and again until its result is true, and return the result. AssertionError after the deadline."""
     deadline = SYSTEM_CLOCK.monotonic() + within
     while True:
         found = condition()
@@ -271,7 +273,7 @@ async def until(
 
 
 async def pause(seconds: float) -> None:
-    """Let time pass: between two looks, or between two strikes."""
+    """Let time pass: between two checks, or between two strikes."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await asyncio.Event().wait()

@@ -1,8 +1,8 @@
-"""Deeds: what steps did and flows got, written down outside the engine's database, and what the lines come to.
+"""Deeds: what steps did and flows got, written down outside the engine's database, and what follows from the lines.
 
     @step
     async def work(n: int) -> Receipt:
-        with deed(n) as receipt:         # "start" and "end", with the step's key and who did it
+        with deed(n) as receipt:         # "start" and "end", with the step's key and the process
             ...
         return receipt
 
@@ -12,10 +12,10 @@
     stale      written by an owner after another had claimed the run: an outcome twice, an epoch that does not grow, an
                outcome of an execution that had begun before the run was claimed by another
 
-Times in the ledger are taken when a step's body is entered, not when the line is written: one that is frozen in between was
-in flight. What remains is honest but small: a process that is frozen in the microseconds between the engine's last look at
-its lease and the first line of the body, for longer than the ttl, begins that step once more than it may. No engine can
-prevent that; the store then refuses its result.
+Times in the ledger are taken when a step's body is entered, not when the line is written: a step whose process is
+frozen in between was in flight. One small error remains. A process may be frozen for longer than the ttl, in the
+microseconds between the engine's last check of its lease and the first line of the body. Then it begins that step once
+more than it may. No engine can prevent that. The store then refuses its result.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from relight.model.journal import AnyEvent, RunRecovered, RunSpawned, StepComple
 from relight.model.run import SERVER_LOG, Run
 from relight.testing.ledger import Ledger, Line
 
-CLAIM_SECONDS = 0.05  # between a claim in the store and the time that its entry gives
+CLAIM_SECONDS = 0.05  # between a claim in the store and the time in its entry
 
 
 # ---- what steps and flows write down
 
 
 class Note(Line, frozen=True, kw_only=True, omit_defaults=True):
-    """A line of the ledger: start | end | seen | accepted. `life` is the pid, `by` the orchestrator's name."""
+    """A line of the ledger: start | end | seen | accepted. `life` is the pid, and `by` is the orchestrator's name."""
 
     by: str = ""
     at: float = 0.0
@@ -50,7 +50,7 @@ class Note(Line, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """A step's result: its value, and which execution of it this is."""
+    """A step's result: its value, and the execution that it comes from."""
 
     value: int
     run: str
@@ -81,7 +81,7 @@ def open_book(path: Path, by: str) -> None:
 
 
 def read_book(path: Path) -> list[Note]:
-    """All lines so far, in the order of their times; none when there is no such file yet."""
+    """All lines so far, in the order of their times. No lines if there is no file yet."""
     if not path.exists():
         return []
     decoder = msgspec.json.Decoder(Note)
@@ -89,14 +89,14 @@ def read_book(path: Path) -> list[Note]:
 
 
 def write_down(note: Note) -> None:
-    """A line of this process's own."""
+    """Write a line about this process."""
     assert _book is not None, "open_book() comes first"
     _book.write(note)
 
 
 @contextlib.contextmanager
 def deed(value: int) -> Iterator[Receipt]:
-    """In a step's body: around what it does."""
+    """Used in a step's body, around its work."""
     at = SYSTEM_CLOCK.now()  # first of all: see the module's docstring
     info = current_step()
     assert _book is not None, "open_book() comes first"
@@ -109,7 +109,7 @@ def deed(value: int) -> Iterator[Receipt]:
 
 
 def got(receipt: Receipt) -> int:
-    """In a flow: the result has reached it. From here on the step may not begin again."""
+    """Used in a flow: the result has reached it. From here on the step must not begin again."""
     write_down(
         Note(
             what="seen",
@@ -123,7 +123,7 @@ def got(receipt: Receipt) -> int:
     return receipt.value
 
 
-# ---- what the lines come to
+# ---- what follows from the lines
 
 
 class Deeds(msgspec.Struct):
@@ -135,8 +135,8 @@ class Deeds(msgspec.Struct):
 
 
 def audit_deeds(notes: Sequence[Note]) -> Deeds:
-    """Of lines in the order of their times. A scope is one line of code after the other: whoever begins its third step has
-    the result of the second."""
+    """What became of the steps, by these lines in the order of their times. A scope executes one line of code after the
+    other: if its third step begins, the flow has the result of the second."""
     found = Deeds()
     seen: dict[tuple[str, str], Note] = {}
     place: dict[tuple[str, str, int], int] = {}  # attempt of a step → its place in its scope, in the order of beginning
@@ -163,7 +163,7 @@ def audit_deeds(notes: Sequence[Note]) -> Deeds:
 
 
 def audit_journal(root_id: str, events: Sequence[AnyEvent], begun: Mapping[str, float]) -> list[str]:
-    """What was written to a journal by somebody who no longer owned the run. `begun`: when each execution began."""
+    """What a process wrote to a journal when it no longer owned the run. `begun`: when each execution began."""
     found: list[str] = []
     outcomes: set[str] = set()
     recovered: RunRecovered | None = None
@@ -195,7 +195,7 @@ def _nonce(event: StepCompleted | StepFailed) -> str:
 
 
 async def stale_writes(rl: Relight, rows: Sequence[Run], notes: Sequence[Note]) -> list[str]:
-    """Of these roots and all they have spawned: entries and claims that an old owner must have written."""
+    """For these roots and all runs that they have spawned: the entries and claims that an old owner must have written."""
     begun = {note.nonce: note.at for note in notes if note.what == "start"}
     found: list[str] = []
     pending = [row.id for row in rows]
@@ -207,7 +207,7 @@ async def stale_writes(rl: Relight, rows: Sequence[Run], notes: Sequence[Note]) 
 
 
 async def _audit_root(rl: Relight, root_id: str, begun: Mapping[str, float]) -> tuple[list[str], list[str]]:
-    """What is stale in one journal and log, and the ids of the runs it has spawned."""
+    """What is stale in one journal and log, and the ids of the runs that the run has spawned."""
     store = rl.services.store
     row = await store.get_run(root_id)
     assert row is not None, f"{root_id} is gone"

@@ -1,14 +1,16 @@
-"""The kill harness: orchestrators are struck down at random while runs are started, and what really happened is audited.
+"""The kill harness: it kills and freezes orchestrators at random while runs are started, and audits what really
+happened.
 
 `torment` strikes by a schedule that follows from a seed (SIGKILL, SIGKILL while starting, SIGSTOP for a while, SIGTERM,
-restart), while a client keeps starting runs and writes down every one that was accepted. In the end all must have finished,
-with the right result; steps and flows have written down what they did and got (see `tests.harness.deeds`), and no
+restart). Meanwhile a client starts runs, and writes down every run that was accepted. In the end all must have
+finished, with the right result. Steps and flows write down what they did and got (see `tests.harness.deeds`), and no
 committed step may have begun again.
 
-What it does not see: the store fences twice, by the epoch and by the journal's last sequence. With the epoch alone ignored (on
-SQLite) the audit stays clean, for the sequence still refuses what is stale; with both ignored it is red within seconds. That
-the epoch is compared is the conformance suite's to check. And a seed gives each node the same sequence of strikes and pauses
-again, not the same interleaving, nor as many of them: processes take the time they take.
+What the harness does not notice: the store fences twice, by the epoch and by the journal's last sequence. If only the
+epoch is ignored (on SQLite), the audit finds nothing, because the sequence still refuses stale writes. If both are
+ignored, the audit fails within seconds. The conformance suite checks that the epoch is compared. A seed gives each node
+the same sequence of strikes and pauses again. It gives neither the same interleaving nor the same number of strikes,
+because the time that processes take differs.
 """
 
 from __future__ import annotations
@@ -32,13 +34,13 @@ from relight.telemetry import Token
 from tests.harness.cluster import Cluster, pause, until
 from tests.harness.deeds import Note, audit_deeds, open_book, read_book, stale_writes, write_down
 
-OPEN_RUNS = 60  # the driver starts no more while so many have not ended
+OPEN_RUNS = 60  # the driver starts no more runs while so many have not ended
 START_SECONDS = 0.03  # between two starts
-LOOK_SECONDS = 0.2  # between two looks at which have ended
+LOOK_SECONDS = 0.2  # between two checks which runs have ended
 UP_SECONDS = (0.1, 0.9)  # between two strikes of one node
 KILLS = {"kill": 1, "restart": 1, "kill starting": 2, "freeze": 0, "terminate": 0}  # SIGKILLs of each kind of strike
 WEIGHTS = {"kill": 4, "restart": 3, "kill starting": 2, "freeze": 3, "terminate": 2}
-FINISH_SECONDS = 120.0  # for all to end, once everybody is back
+FINISH_SECONDS = 120.0  # for all runs to end, after all nodes are back
 
 
 # ---- striking
@@ -48,28 +50,29 @@ class Workload(Protocol):
     """What the driver starts."""
 
     async def start(self, rl: Relight, run_id: str) -> None:
-        """Start the run, and tell it what it waits for. Called again with the same id when the store did not answer."""
+        """Start the run, and send it the signals that it waits for. Called again with the same id if the store did not
+        answer."""
         ...
 
     def expected(self, run_id: str) -> Any:
-        """Its result."""
+        """The run's result."""
         ...
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """What was done, and what came of it."""
+    """What was done, and what the outcome was."""
 
     seed: int
     strikes: dict[str, int] = {}
     accepted: int = 0
-    refused: int = 0  # not accepted at the first try: the store did not answer
+    refused: int = 0  # runs that were not accepted at the first try: the store did not answer
     steps: int = 0
     lost: list[str] = []
     repeated: list[str] = []
     stale: list[str] = []
     in_flight: list[str] = []
-    broken: list[str] = []  # what logs say that must not be in them
-    finish_seconds: float = 0.0  # until all had ended, from the last strike on
+    broken: list[str] = []  # lines of the logs that must not be there
+    finish_seconds: float = 0.0  # from the last strike until all runs had ended
 
     @property
     def kills(self) -> int:
@@ -78,8 +81,8 @@ class Report(msgspec.Struct, kw_only=True):
 
     @property
     def bound(self) -> float | None:
-        """No failure in n kills: with 95 % confidence fewer than 3/n of all kills do harm (the rule of three). None where
-        there was a failure, or no kill: then the rule says nothing."""
+        """If n kills caused no failure, fewer than 3/n of all kills do harm, with 95 % confidence (the rule of three).
+        None if there was a failure, or no kill: then the rule says nothing."""
         harmed = self.lost or self.repeated or self.stale or self.broken
         return None if harmed or not self.kills else 3 / self.kills
 
@@ -93,7 +96,7 @@ class Report(msgspec.Struct, kw_only=True):
         )
 
     def check(self) -> None:
-        """AssertionError with everything that may not be."""
+        """AssertionError with everything that must not happen."""
         wrong = {"lost": self.lost, "repeated": self.repeated, "stale": self.stale, "broken": self.broken}
         found = [f"{kind}: {one}" for kind, all_ in wrong.items() for one in all_[:20]]
         assert not found, "\n".join([str(self), *found])
@@ -101,7 +104,7 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 class _Striker:
-    """Who strikes one node, by chance, until it is told to stop; then the node is brought back."""
+    """Strikes one node at random until it is told to stop. Then it brings the node back."""
 
     def __init__(self, cluster: Cluster, name: str, seed: int, ttl_seconds: float, strikes: Counter[str]) -> None:
         self._cluster = cluster
@@ -145,7 +148,7 @@ class _Striker:
         await self._cluster.restart(self._name)
 
     async def _kill_starting(self, lasts: float) -> None:
-        """Its next life is killed while it opens the store or recovers, and only the one after that stays."""
+        """The node's next life is killed while it opens the store or recovers. The life after that stays."""
         await self._cluster.kill(self._name)
         await self._cluster.launch(self._cluster.processes[self._name].node)
         await pause(0.2 + 0.4 * lasts / self._ttl)
@@ -153,7 +156,7 @@ class _Striker:
 
 
 class _Driver:
-    """Keeps starting runs, through a client that drives none."""
+    """Starts runs all the time, through a client that drives none."""
 
     def __init__(self, rl: Relight, workload: Workload, prefix: str, report: Report) -> None:
         self._rl = rl
@@ -186,7 +189,7 @@ class _Driver:
                 return
 
     async def look(self) -> bool:
-        """Whether all have ended."""
+        """Whether all runs have ended."""
         with contextlib.suppress(StoreUnavailableError):
             rows = await self._rl.services.store.get_runs(list(self.open))
             self.ended |= {row.id: row for row in rows if row.status.terminal}
@@ -194,7 +197,7 @@ class _Driver:
         return not self.open
 
     async def lost(self) -> list[str]:
-        """Accepted, and not ended as they should."""
+        """The runs that were accepted and have not ended as they should."""
         found = [f"{run_id} has not ended: {(await self._rl.explain(run_id)).sentence}" for run_id in sorted(self.open)]
         for run_id, row in self.ended.items():
             wanted = self._workload.expected(run_id)
@@ -214,7 +217,7 @@ async def torment(
     seconds: float,
     ttl_seconds: float,
 ) -> Report:
-    """Strike these nodes (which run, in the cluster) for that long while `rl` starts runs; bring them back; audit."""
+    """Strike these nodes of the cluster for so long while `rl` starts runs. Then bring them back, and audit."""
     strikes: Counter[str] = Counter()
     report = Report(seed=seed)
     open_book(book, "driver")
@@ -227,7 +230,7 @@ async def torment(
         with contextlib.suppress(asyncio.CancelledError):
             await driving
     began = SYSTEM_CLOCK.monotonic()
-    with contextlib.suppress(AssertionError):  # then they are lost
+    with contextlib.suppress(AssertionError):  # then these runs are lost
         await until(driver.look, "all runs to end", FINISH_SECONDS, LOOK_SECONDS)
     report.finish_seconds = SYSTEM_CLOCK.monotonic() - began
     notes = read_book(book)
@@ -241,7 +244,7 @@ async def torment(
 
 
 def complaints(cluster: Cluster) -> list[str]:
-    """Lines of the logs that no crash excuses."""
+    """Lines of the logs that no crash may cause."""
     bad = (
         f"[{Token.INTERNAL_ERROR}]",
         f"[{Token.JOURNAL_CORRUPT}]",

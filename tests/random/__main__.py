@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def report(trials: Trials, program: dict[str, Any], mode: str, options: argparse.Namespace) -> None:
-    """Shrink it, and print what is left."""
+    """Shrink the program, and print what is left of it."""
     last: list[Found] = []
 
     def fails(smaller: dict[str, Any]) -> bool:

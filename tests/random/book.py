@@ -1,9 +1,10 @@
 """The book: what really happened, written down outside the engine's database while programs run.
 
-Two kinds of writers share one file per trial. Step bodies say when they begin and end. Flow code says what it *sees*, at every
-thing that it is told. Neither asks the engine whether that is right: `check.py` compares the lines afterwards.
+Two kinds of writers share one file per trial. Step bodies write when they begin and end. Flow code writes what it *sees*,
+whenever it is told something. Neither asks the engine whether that is right: `check.py` compares the lines afterwards.
 
-A line is a JSON array, written by one write() with O_APPEND, so that a SIGKILL loses none and the file's order is that of time.
+A line is a JSON array, written by one write() with O_APPEND, so that a SIGKILL loses no line, and the lines are in the order of
+time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Line(msgspec.Struct, array_like=True):
 
     see     flow code was told something: `run`, `incarnation`, `box`, `branch`, `kind`, `text`
     ask     flow code asks for something durable
-    enter   the code of a box (a flow's call, an item) begins; leave: it has come to its end, `text` says to which
+    enter   the code of a box (a flow's call, an item) begins; leave: it has ended, `text` says how
     begin   a step's body: `run`, `key`, `attempt`, `nonce`, `text` (its id and argument); end: `kind` is ok, failed or cancelled
     sent    an action from outside has been done: `run`, `key`
     ended   a root run is terminal: `run`, `kind` (its status), `text`
@@ -42,13 +43,13 @@ class Line(msgspec.Struct, array_like=True):
     nonce: str = ""
 
 
-# Kinds of `see`. What was told because an entry of the journal is durable; a value that rides with the next commit; and
-# what follows from either by itself.
+# Kinds of `see`: an outcome, told because its entry in the journal is durable; a value, which the next commit writes; and what
+# follows from the two by itself.
 TOLD, VALUE, DERIVED = "told", "value", "derived"
 
 
 class Book:
-    """This process's end of the file. `kill_at`: with so many lines written, the process kills itself."""
+    """The file, as this process writes to it. `kill_at`: when it has so many lines, the process kills itself."""
 
     def __init__(self, path: Path, life: int, kill_at: int = 0) -> None:
         self.life = life
@@ -71,7 +72,7 @@ class Book:
 
 _book: list[
     Book
-] = []  # this process's: steps and flows are plain functions, there is nothing else to hand it to them by
+] = []  # this process's book. It is global, because steps and flows are plain functions: no other way leads to them
 
 
 def open_book(path: Path, life: int, kill_at: int = 0) -> Book:
@@ -91,13 +92,13 @@ def read_book(path: Path) -> list[Line]:
 
 
 class Trace:
-    """What one incarnation of a root run sees: from its code being called until that leaves memory, in whatever way."""
+    """What one incarnation of a root run sees: from the call of its code until that code leaves memory, in whatever way."""
 
     def __init__(self, run: str, incarnation: int, live: object = None) -> None:
         self.run = run
         self.incarnation = incarnation
-        self.live = live  # the engine's object: another incarnation has another
-        self.boxes: dict[str, str] = {}  # what a child run is called here, by the path in its arguments
+        self.live = live  # the engine's object: each incarnation has its own
+        self.boxes: dict[str, str] = {}  # the name of a child run here, by the path in its arguments
 
     def write(self, what: str, box: str, branch: str, kind: str, text: str) -> None:
         to = book()
@@ -108,7 +109,7 @@ _traces: dict[str, Trace] = {}  # by run: the newest incarnation in this process
 
 
 def new_trace(run: str, live: object) -> Trace:
-    """The code of a root run is called: in a new incarnation, or again by its retry."""
+    """The code of a root run is called: in a new incarnation, or again because of its retry."""
     before = _traces.get(run)
     if before is None or before.live is not live:
         _traces[run] = Trace(run, 1 if before is None else before.incarnation + 1, live)
@@ -124,7 +125,7 @@ def forget_traces() -> None:
 
 
 def describe(error: BaseException) -> str:
-    """An exception as the trace knows it: the same live and replayed."""
+    """An exception as text for the trace: the same live and on replay."""
     if isinstance(error, BaseExceptionGroup):
         return f"{type(error).__name__}[{', '.join(describe(one) for one in error.exceptions)}]"
     return f"{type(error).__name__}({error})"

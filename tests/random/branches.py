@@ -1,4 +1,4 @@
-"""Statements with several tasks: what asyncio has to run them at once, to wait for them, and for them to share."""
+"""Statements with several tasks: asyncio's ways to run tasks at once and to wait for them, and the objects that tasks share."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ async def do_later(env: Env, one: dict[str, Any]) -> None:
 
 @statement
 async def do_forget(env: Env, one: dict[str, Any]) -> None:
-    """Tasks that nobody awaits: they end with the flow, wherever they are."""
+    """Tasks that are not awaited. They end with the flow, wherever they are."""
     env.shared.forgotten += tasks_of(env, one["branches"], "forgotten")
 
 
 @statement
 async def do_wait(env: Env, one: dict[str, Any]) -> None:
-    """asyncio.wait: the order of its sets decides what is asked for."""
+    """asyncio.wait: the order of its sets decides what the flow asks for."""
     tasks = tasks_of(env, one["branches"], "wait")
     async with reaped(env, tasks, one["cancel"]):
         seconds = None if one["ms"] is None else one["ms"] / 1000
@@ -104,7 +104,7 @@ async def do_wait_for(env: Env, one: dict[str, Any]) -> None:
 
 @statement
 async def do_shield(env: Env, one: dict[str, Any]) -> None:
-    """Given up on, but not stopped."""
+    """The flow gives up on it, but it is not stopped."""
     (task,) = tasks = tasks_of(env, [one["body"]], "shielded")
     async with reaped(env, tasks, cancel=False):
         try:
@@ -147,7 +147,7 @@ async def do_await_event(env: Env, one: dict[str, Any]) -> None:
 
 
 async def _limited(env: Env, one: dict[str, Any], what: str, begin: Callable[[], Awaitable[Any]]) -> bool:
-    """Nothing waits for ever."""
+    """No branch waits for ever."""
     try:
         async with asyncio.timeout(one["ms"] / 1000):
             value = await begin()

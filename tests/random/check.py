@@ -1,8 +1,7 @@
-"""What must hold of any program, however it was disturbed: `problems` compares the lines of a trial's book.
+"""What must be true of every program, however it was disturbed. `problems` compares the lines of a trial's book.
 
-The strongest of them is `same_way`. An outcome is told only once it is durable, so whatever flow code has seen in one
-incarnation it must see again, in the same order, in every later one: each trace begins with the traces before it. What may
-be missing is said there.
+The strongest check is `_same_way`. An outcome is told only after it is durable. So flow code must see in every later incarnation
+what it has seen in one, in the same order: each trace begins with the traces before it. `_bound` says what may be missing.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from tests.random.env import PLAIN
 
 
 def problems(run: str, program: dict[str, Any], lines: list[Line], kills: int) -> list[str]:
-    """What is wrong with one program, and the runs that it spawned."""
+    """The problems of one program, and of the runs that it spawned."""
     runs = sorted({line.run for line in lines if line.run == run or line.run.startswith(run + ".")})
     found: list[str] = []
     bodies = {line.nonce: line for line in lines if line.what == "begin"}
@@ -40,7 +39,7 @@ Trace = list[Line]
 
 
 def _traces(lines: list[Line]) -> list[Trace]:
-    """One for each incarnation, in the order of time."""
+    """One trace for each incarnation, in the order of time."""
     found: dict[tuple[int, int], Trace] = {}
     for line in lines:
         if line.what in ("see", "ask", "enter", "leave"):
@@ -74,7 +73,7 @@ def _ends(lines: list[Line], traces: list[Trace], program: dict[str, Any], is_ro
 
 
 def _certain(run: str, program: dict[str, Any], lines: list[Line]) -> list[str]:
-    """Against the oracle."""
+    """Compare the end with the oracle's."""
     (end,) = [line for line in lines if line.what == "ended" and line.run == run][:1]
     kind, text = oracle(program)
     same = end.text == text if kind == "completed" else end.text.split("(")[0] == text.split("(")[0]
@@ -82,7 +81,7 @@ def _certain(run: str, program: dict[str, Any], lines: list[Line]) -> list[str]:
 
 
 def oracle(program: dict[str, Any]) -> tuple[str, str]:
-    """How the program ends when it is executed plainly."""
+    """How the program ends when it is executed without the engine."""
     from tests.random import interpret, interpret_sync
 
     order = {"run": PLAIN, "path": "", "block": program["block"], "last": 0}
@@ -100,8 +99,8 @@ def oracle(program: dict[str, Any]) -> tuple[str, str]:
 
 
 def _same_way(traces: list[Trace]) -> list[str]:
-    """A later incarnation need not repeat the insides of boxes (child runs, items, attempts of a retried flow) that had come
-    to their end in one before it."""
+    """A later incarnation need not repeat the insides of boxes (child runs, items, attempts of a retried flow) that had ended
+    in an earlier one."""
     ended: set[str] = set()
     for number, later in enumerate(traces):
         closed = ended - {line.box for line in later if line.what == "enter"}
@@ -117,8 +116,9 @@ def _same_way(traces: list[Trace]) -> list[str]:
 
 
 def _by_order(trace: Trace) -> dict[str, Trace]:
-    """The lines that have one order. A child run that its retry has called again is replayed from its newest attempt on, so
-    that this begins earlier than it did; nothing outside can tell, but its lines stand elsewhere among the others."""
+    """The groups of lines that have one order each. If a child run was called again because of its retry, replay begins
+    with its newest attempt. So that attempt begins earlier than it did live. No code outside notices, but its lines are
+    in other places."""
     found: dict[str, Trace] = {"": []}
     for line in trace:
         again = _AGAIN.match(line.box)
@@ -130,8 +130,8 @@ _AGAIN = re.compile(r".*?/child\d+@([2-9]|\d\d+)")
 
 
 def _difference(was: Trace, later: Trace, whole: Trace) -> str | None:
-    """Where two incarnations went different ways; None if they did not. One that is shorter was cut off earlier, and says
-    nothing about the rest."""
+    """Where two incarnations went different ways. None: they did not. A shorter one was cut off earlier, and shows nothing about
+    the rest."""
     for position, (one, other) in enumerate(zip(was, later, strict=False)):
         if (one.what, one.box, one.branch, one.text) == (other.what, other.box, other.branch, other.text):
             continue
@@ -142,9 +142,9 @@ def _difference(was: Trace, later: Trace, whole: Trace) -> str | None:
 
 
 def _bound(behind: Trace) -> bool:
-    """Whether the flow was told of something that it had asked for only here. Whatever it knew when it asked stands in the
-    journal before that. If not, what it knew may be lost: a value that rides with the next commit, or that it gave up on
-    something which had ended a moment before. Then no step may have acted on it, see _phantoms."""
+    """Whether the flow was told of something that it had asked for only here. Then the journal has all that the flow knew when it
+    asked. If not, what the flow knew may be lost: a value that the next commit would have written, or that it gave up on an
+    operation which had ended a moment before. Then no step may have acted on it: see _phantoms."""
     asked: set[str] = set()
     for line in behind:
         if line.what == "ask":
@@ -179,7 +179,7 @@ def _around(was: Trace, later: Trace, position: int) -> str:
 def _steps(lines: list[Line], bodies: dict[str, Line], kills: int) -> list[str]:
     found: list[str] = []
     begun: Counter[tuple[str, int, str]] = Counter()
-    told: dict[str, str] = {}  # what flow code was told of: nonce → the trace's line
+    told: dict[str, str] = {}  # what flow code was told: nonce → the trace's line
     settled: dict[tuple[str, str], str] = {}  # key and argument → the nonce that flow code was told
     retried = any("@2" in line.box for line in lines)
     for line in lines:
@@ -208,7 +208,7 @@ def _steps(lines: list[Line], bodies: dict[str, Line], kills: int) -> list[str]:
 
 
 def _forbidden(lines: list[Line]) -> list[str]:
-    """A step with on_crash="fail" that was cut off by a crash does not begin again, whatever is retried around it."""
+    """A step with on_crash="fail" that a crash has interrupted does not begin again, whatever is retried around it."""
     open_in: dict[str, int] = {}
     found = []
     for line in lines:
@@ -223,10 +223,10 @@ def _forbidden(lines: list[Line]) -> list[str]:
 
 
 def _phantoms(lines: list[Line], traces: list[Trace]) -> list[str]:
-    """A step that began is part of the run's history: some incarnation's flow asks for it again, until that is told. Otherwise
-    it acted on what only an incarnation knew that is no more."""
+    """A step that began is part of the run's history: later incarnations of the flow ask for it again until its outcome is told.
+    Otherwise the step acted on something that only a lost incarnation knew."""
     if any("@2" in line.box for line in lines):
-        return []  # an attempt of a retried flow may have been the only one to ask for it
+        return []  # an attempt of a retried flow may have been the only one that asked for it
     last_asked: dict[str, int] = {}
     for number, trace in enumerate(traces):
         for line in trace:
@@ -257,7 +257,7 @@ def _is_nonce(word: str) -> bool:
 
 
 def _left(lines: list[Line], traces: list[Trace]) -> list[str]:
-    """What was entered is left: once, as far as flow code can tell, unless leaving was itself broken off."""
+    """Each thing that was entered is left: once, as flow code sees it, unless leaving was itself interrupted."""
     if not any(line.what == "ended" and line.kind in ("completed", "failed", "cancelled") for line in lines):
         return []
     entered: set[str] = set()

@@ -16,7 +16,7 @@ Endure = Callable[..., None]
 
 
 def try_seeds(trials: Trials, seeds: Sequence[int], mode: str, batch: int = BATCH) -> list[Found]:
-    """All of these, batch by batch."""
+    """Run programs of all these seeds, batch by batch."""
     found: list[Found] = []
     for at in range(0, len(seeds), batch):
         found += trials.run([generate(seed) for seed in seeds[at : at + batch]], mode)
@@ -25,7 +25,7 @@ def try_seeds(trials: Trials, seeds: Sequence[int], mode: str, batch: int = BATC
 
 @pytest.fixture
 def endure() -> Endure:
-    """Programs of these seeds in a mode; fails with what is wrong, and how to see it again."""
+    """Run programs of these seeds in a mode. A failure says what is wrong, and how to see it again."""
 
     def check(seeds: Sequence[int], mode: str, **options: Any) -> None:
         with Trials(**options) as trials:

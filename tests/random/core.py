@@ -1,5 +1,5 @@
-"""The core of the async interpreter: a program is a block of statements, and each statement is a function that is registered
-under its name. What a statement is told goes into the trace at once.
+"""The core of the async interpreter. A program is a block of statements, and each statement is a function that is registered
+under its name. What a statement is told is written to the trace at once.
 
 The statements are in `interpret` (steps, waiting, plain code, boxes) and `branches` (everything with several tasks).
 """
@@ -56,7 +56,7 @@ async def branch(env: Env, block: Block) -> list[Any]:
 
 
 def branches(env: Env, blocks: list[Block], name: str) -> list[Any]:
-    """Coroutines, one for each."""
+    """Coroutines, one for each block."""
     whole = env.inner(name)
     return [branch(env.forked(f"{whole}.{number}"), block) for number, block in enumerate(blocks)]
 
@@ -66,7 +66,7 @@ def tasks_of(env: Env, blocks: list[Block], name: str) -> list[asyncio.Task[Any]
 
 
 async def reap(env: Env, tasks: list[asyncio.Task[Any]]) -> list[str]:
-    """Wait for all, whatever becomes of them, and say what that is."""
+    """Wait for all tasks, however they end, and return how they ended."""
     ends = await asyncio.gather(*tasks, return_exceptions=True)
     texts = [describe(end) if isinstance(end, BaseException) else plain(end) for end in ends]
     env.derived(f"reaped {texts}")
@@ -75,7 +75,7 @@ async def reap(env: Env, tasks: list[asyncio.Task[Any]]) -> list[str]:
 
 @contextlib.asynccontextmanager
 async def reaped(env: Env, tasks: list[asyncio.Task[Any]], cancel: bool = True) -> AsyncIterator[None]:
-    """However the body ends, its tasks end before it."""
+    """The tasks of the body end before it, however it ends."""
     try:
         yield
     finally:
@@ -86,7 +86,7 @@ async def reaped(env: Env, tasks: list[asyncio.Task[Any]], cancel: bool = True) 
 
 
 async def observe(env: Env, what: str, awaited: Awaitable[Any]) -> Any:
-    """Something durable is asked for, and told."""
+    """Ask for a durable operation, and write down its outcome."""
     env.ask(what)
     try:
         return await awaited

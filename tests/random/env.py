@@ -1,4 +1,4 @@
-"""Env: what one branch of a program knows, and how it says what it sees. Shared by the async and the sync interpreter."""
+"""Env: what one branch of a program knows, and how it writes down what it sees. Both interpreters use it, async and sync."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.random.book import DERIVED, TOLD, VALUE, Trace, describe, new_trace, 
 
 Block = list[dict[str, Any]]
 
-PLAIN = "plain"  # the run's name when a program is executed without the engine
+PLAIN = "plain"  # the run's name in a program that is executed without the engine
 
 
 class NoTrace(Trace):
-    """For the oracle: nothing is written."""
+    """For the oracle, which writes nothing."""
 
     def __init__(self) -> None:
         super().__init__(PLAIN, 0)
@@ -28,8 +28,8 @@ class NoTrace(Trace):
 
 
 class Shared:
-    """What the branches of one flow call have in common. A box (a child run, an item) has its own: what happens inside is not
-    gone through again once it has ended, so nothing outside may depend on how."""
+    """What the branches of one flow call share. A box (a child run, an item) has its own: replay does not repeat the
+    inside of a box that has ended, so nothing outside may depend on it."""
 
     def __init__(self) -> None:
         self.list: list[int] = []
@@ -38,12 +38,13 @@ class Shared:
         self.lock = asyncio.Lock()
         self.semaphore = asyncio.Semaphore(2)
         self.event = asyncio.Event()
-        self.forgotten: list[asyncio.Task[Any]] = []  # or the garbage collector would end them
+        self.forgotten: list[asyncio.Task[Any]] = []  # otherwise the garbage collector would end them
 
 
 class Env:
-    """`box` is the innermost flow call or item around it, `branch` the task inside that. Both tell the attempts of a retried
-    flow apart; `path` does not: it goes into the arguments of child runs, which an attempt finds again by them."""
+    """`box` is the innermost flow call or item around the branch, and `branch` is the task inside the box. Both are
+    different in each attempt of a retried flow. `path` is the same: it goes into the arguments of child runs, and an
+    attempt finds them by it."""
 
     def __init__(self, trace: Trace, box: str, branch: str, path: str, shared: Shared) -> None:
         self.trace = trace
@@ -60,7 +61,7 @@ class Env:
         return self.trace.run == PLAIN
 
     def inner(self, name: str) -> str:
-        """A name for something inside this branch: the same each time the branch comes here, and never twice."""
+        """A name for something inside this branch. It is the same each time the branch comes here, and unique."""
         self._ordinal += 1
         return f"/{name}{self._ordinal}"
 
@@ -80,7 +81,7 @@ class Env:
         self._write("see", DERIVED, text)
 
     def ask(self, what: str) -> None:
-        """Something durable is asked for. What this branch is told next is its end."""
+        """The branch asks for a durable operation. What this branch is told next is how that ended."""
         self._write("ask", DERIVED, what)
 
     def enter(self) -> None:
@@ -90,7 +91,7 @@ class Env:
         self._write("leave", DERIVED, text)
 
     def _write(self, what: str, kind: str, text: str) -> None:
-        """Nothing that a `finally` says while the run leaves memory: it is not a part of the flow."""
+        """Lines of a `finally` that runs while the run leaves memory are left out: they are not a part of the flow."""
         error = sys.exc_info()[1]
         while error is not None:
             if is_quiet(error):
@@ -104,7 +105,7 @@ class Env:
         self.out.append(value)
 
     def argument(self, source: str | int) -> int:
-        """Where a step's number comes from: a constant, or something that depends on the order of things so far."""
+        """A step's number: a constant, or a number that depends on the order of all that was told so far."""
         if isinstance(source, int):
             return source
         if source == "last":
@@ -114,7 +115,8 @@ class Env:
         return zlib.crc32(repr(self.shared.list).encode()) % 1000
 
     def raised(self, what: str, error: BaseException) -> None:
-        """Note an exception that was told, unless it is the run leaving memory. That an item failed is not in the journal."""
+        """Write down an exception that was told, unless it means that the run leaves memory. The journal does not have
+        failures of items."""
         if isinstance(error, Exception) and what != "items":
             self.told(f"{what} raised {describe(error)}")
         elif not is_quiet(error):
@@ -122,17 +124,18 @@ class Env:
 
 
 def is_quiet(error: BaseException) -> bool:
-    """Whether this is the run leaving memory, which flow code does not see."""
+    """Whether this exception means that the run leaves memory. Flow code does not see that."""
     if isinstance(error, BaseExceptionGroup):
         return any(is_quiet(one) for one in error.exceptions)
     return isinstance(error, Unwind | GeneratorExit)
 
 
-_calls: dict[tuple[str, str], execute.Call] = {}  # the engine's, by what flow code knows of them: run and path
+_calls: dict[tuple[str, str], execute.Call] = {}  # the engine's runs, by what flow code knows of them: run and path
 
 
 def watch_calls() -> None:
-    """Which attempt of a retried flow it is, flow code cannot know, and must not: the engine's own calls are looked at."""
+    """Which attempt of a retried flow this is. Flow code cannot know that, and must not. So this looks at the engine's
+    own calls."""
     made = execute.Call.__init__
 
     def init(self: execute.Call, flow: Any, args: tuple[Any, ...], *rest: Any) -> None:
@@ -143,7 +146,7 @@ def watch_calls() -> None:
 
 
 def called(order: dict[str, Any]) -> tuple[Trace, str]:
-    """A flow function begins: the trace of this incarnation, and the box that this call is."""
+    """A flow function begins. Returns the trace of this incarnation, and the box of this call."""
     run, path = order["run"], order["path"]
     if run == PLAIN:
         return NoTrace(), "plain"

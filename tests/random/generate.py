@@ -1,11 +1,11 @@
-"""Programs, made from a seed. A program is plain data: what JSON can hold, so that it can be an argument, printed and shrunk.
+"""Programs, made from a seed. A program is plain JSON data. So it can be an argument, and it can be printed and shrunk.
 
     {"seed", "kind": "async" | "sync", "flow": the root's flow, "block": [statement, ...], "actions": [...], "certain": bool}
 
-A statement is {"op": its name, ...}; the functions below are one for each. A block is a list of statements. `certain` programs
-leave nothing to chance: no races, no dice, no actions; the oracle knows their result.
+A statement is {"op": its name, ...}: there is one function below for each. A block is a list of statements. `certain` programs
+leave nothing to chance: they have no races, no random numbers and no actions. The oracle knows their result.
 
-Actions come from outside, at a moment: {"do": "signal" | "cancel" | "pause", "at": when the run has seen so many things}.
+Actions come from outside: {"do": "signal" | "cancel" | "pause", "at": when the run has seen so many things}.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Generator:
         block = self.block(0, chance.randint(2, 7))
         retried = not self.certain and chance.random() < 0.15
         name = ("sync_program" if self.sync else "program") + ("_retried" if retried else "")
-        if chance.random() < 0.7:  # parked at the end, so that everything is replayed once more
+        if chance.random() < 0.7:  # it is parked at the end, so that everything is replayed once more
             block += [{"op": "sleep", "how": "relight", "ms": 3}]
         return {
             "seed": self.seed,
@@ -91,7 +91,7 @@ class Generator:
 
     def branches(self, depth: int) -> list[Block]:
         blocks = [self.block(depth + 1) for _ in range(self.chance.randint(2, 4))]
-        if self.certain:  # what becomes of its siblings when one fails is a race
+        if self.certain:  # when one task fails, what happens to the others is a race
             blocks = [[self.guarded(block)] for block in blocks]
         return [block for block in blocks if block] or [[self.step(depth)]]
 
@@ -132,11 +132,11 @@ class Generator:
             elif chance.random() < 0.5:
                 spec["ms"] = chance.choice((3, 4, 5, 8))
         if name == "fatal" and self.certain:
-            name = "work"  # a kill shows
+            name = "work"  # a kill makes a difference
         return {"op": "step", "step": name, "spec": spec, "x": self.source()}
 
     def quiet_step(self) -> dict[str, Any]:
-        """One that does not fail by itself."""
+        """A step that does not fail by itself."""
         name = self.chance.choice(("work", "work", "sync_work"))
         return {"op": "step", "step": name, "spec": self.spec({"ok": 1}), "x": self.source()}
 
@@ -268,7 +268,7 @@ class Generator:
         return {"op": "child", "flow": flow, "body": body, "catch": chance.random() < 0.6}
 
     def inner(self, depth: int, sync: bool) -> Block:
-        """The body of another flow, which may be of the other kind."""
+        """The body of another flow, which may be of the other kind (async or sync)."""
         before, self.sync = self.sync, sync
         self.levels += 1
         body = self.block(depth + 1)

@@ -1,4 +1,4 @@
-"""The interpreter of async programs: flows that do what their argument, a program, says. See `core`.
+"""The interpreter of async programs. Its flows do what their argument, a program, says. See `core`.
 
 `generate.py` says what a statement may contain; `branches` has those with several tasks.
 """
@@ -16,7 +16,7 @@ from tests.random.env import PLAIN, Block, Env, called, is_quiet
 from tests.random.plain import plain_step
 from tests.random.steps import ASYNC, Boom, each_step
 
-__all__ = ["branches"]  # imported for what it registers
+__all__ = ["branches"]  # imported because it registers statements
 
 # ---- steps, values, waiting
 
@@ -90,7 +90,7 @@ async def do_if(env: Env, one: dict[str, Any]) -> None:
 
 @statement
 async def do_loop(env: Env, one: dict[str, Any]) -> None:
-    """As often as a result says."""
+    """Repeat the block as often as a result says."""
     for _ in range(1 + env.argument(one["times"]) % 3):
         await execute(env, one["body"])
 
@@ -109,7 +109,7 @@ async def do_try(env: Env, one: dict[str, Any]) -> None:
 
 @statement
 async def do_context(env: Env, one: dict[str, Any]) -> None:
-    """Something is entered and left, durably. See check.left."""
+    """Enter something and leave it, by steps. See check._left."""
     name = env.branch + env.inner("context")
     env.gain(await call_step(env, one["enter"]))
     env.derived(f"entered {name}")
@@ -130,7 +130,7 @@ async def do_context(env: Env, one: dict[str, Any]) -> None:
 
 @statement
 async def do_foreach(env: Env, one: dict[str, Any]) -> None:
-    """Items with a body of their own, each a box."""
+    """Items that have bodies. Each item is a box."""
     name, trace, block = env.inner("item"), env.trace, one["each"]
 
     async def each(item: list[int]) -> list[Any]:
@@ -155,14 +155,14 @@ async def do_foreach_step(env: Env, one: dict[str, Any]) -> None:
 
 
 def child_order(env: Env, block: Block) -> dict[str, Any]:
-    """What a child run is told."""
+    """The argument of a child run."""
     name = env.inner("child")
     env.trace.boxes[env.path + name] = env.branch + name
     return {"run": env.trace.run, "path": env.path + name, "block": block, "last": env.last}
 
 
 def spawn_order(env: Env, block: Block) -> dict[str, Any]:
-    """What a spawned run is told. It has a trace of its own."""
+    """The argument of a spawned run. That run has a trace of its own."""
     run = PLAIN if env.is_plain else f"{env.trace.run}{env.path}{env.inner('spawn')}".replace("/", ".")
     return {"run": run, "path": "", "block": block, "last": env.last}
 

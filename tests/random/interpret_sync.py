@@ -1,4 +1,4 @@
-"""The interpreter of sync programs: the same statements as far as plain functions have them, and parallel()."""
+"""The interpreter of sync programs: those of the same statements that plain functions can have, and parallel()."""
 
 from __future__ import annotations
 

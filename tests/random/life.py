@@ -1,4 +1,4 @@
-"""One life: what a child process does with a batch of programs, until all have ended or it is killed."""
+"""One life: a child process executes a batch of programs until all have ended or the process is killed."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ POLL_SECONDS = 0.002
 
 
 class Order(msgspec.Struct, kw_only=True):
-    """What the life is told."""
+    """The arguments of a life."""
 
     folder: str  # the trial's
     url: str
     config: dict[str, Any]
     programs: dict[str, dict[str, Any]]  # by run id
     number: int = 1
-    kill_at: int = 0  # lines of the book; 0: not by that
-    kill_after: float = 0.0  # seconds; 0: not by that
+    kill_at: int = 0  # kill after so many lines of the book; 0: never
+    kill_after: float = 0.0  # kill after so many seconds; 0: never
     plant: str = ""  # a bug of plants.py to plant into the engine
-    patience: float = 30.0  # seconds: a run that has not ended by then hangs
+    patience: float = 30.0  # seconds: a run that has not ended after that hangs
 
 
 def prepare() -> None:
-    """In the fork server, once: what every life would do again for itself."""
+    """Work that every life would repeat. The fork server does it once."""
     for module in ("relight.backends.sqlite", "relight.backends.postgres", "tests.random.interpret_sync"):
         importlib.import_module(module)
     watch_calls()
@@ -49,7 +49,7 @@ def prepare() -> None:
 
 
 def live(argument: dict[str, Any]) -> None:
-    """The child's main."""
+    """The main function of the child."""
     order = msgspec.convert(argument, Order)
     if order.plant:
         importlib.import_module("tests.random.plants").plant(order.plant)
@@ -74,7 +74,7 @@ async def _live(order: Order) -> None:
 
 
 class Outside:
-    """Whoever starts the runs, tells them things, and waits for their ends."""
+    """The caller outside the runs: starts them, sends them signals and requests, and waits for their ends."""
 
     def __init__(self, rl: Relight, order: Order, before: list[Line]) -> None:
         self._rl = rl
@@ -89,7 +89,7 @@ class Outside:
         if line.what == "see" and line.run in self._order.programs:
             self._seen[line.run] += 1
             if any(action["at"] for action in self._order.programs[line.run]["actions"]):
-                # In a context of its own: this one is the flow's, and what is done here does not belong to it.
+                # In a new context: the present one is the flow's, and actions from outside do not belong to the flow.
                 self._loop.call_soon_threadsafe(self._act, line.run, context=contextvars.Context())
 
     async def drive(self, run: str, program: dict[str, Any]) -> None:
@@ -101,7 +101,7 @@ class Outside:
         await self.ended(handle)
 
     def _act(self, run: str) -> None:
-        """Do what is due from outside."""
+        """Do the actions from outside that are due."""
         for number, action in enumerate(self._order.programs[run]["actions"]):
             key = f"{action['do']} {number}"
             if action["at"] <= self._seen[run] and (run, key) not in self._sent:
@@ -113,7 +113,7 @@ class Outside:
         self._doing.add(task)
 
     async def stop(self) -> None:
-        """Nothing more is done. Raises what went wrong with it."""
+        """Stop the actions. Raises the error of an action that went wrong."""
         for task in self._doing:
             task.cancel()
         for end in await asyncio.gather(*self._doing, return_exceptions=True):
@@ -121,7 +121,7 @@ class Outside:
                 raise end
 
     async def _do(self, handle: Handle[Any], action: dict[str, Any], key: str) -> None:
-        with contextlib.suppress(RunStateError):  # too late: it has ended
+        with contextlib.suppress(RunStateError):  # too late: the run has ended
             if action["do"] == "signal":
                 await handle.signal(action["name"], action["number"], id=key)
             elif action["do"] == "cancel":
@@ -139,13 +139,13 @@ class Outside:
             await asyncio.sleep(POLL_SECONDS)
 
     async def all_ended(self) -> None:
-        """Also the runs that others spawned, and those that these spawned."""
+        """Wait also for spawned runs, and for the runs that those have spawned."""
         while left := {row.id for row in (await self._rl.list(limit=10_000)).runs} - self._ended:
             for run in sorted(left):
                 await self.ended(Handle(self._rl, run))
 
     async def ended(self, handle: Handle[Any]) -> None:
-        """Wait for a run's end, and write down how."""
+        """Wait until a run has ended, and write down how."""
         kind, text = "completed", ""
         try:
             text = plain(await handle.result(timeout=self._order.patience))

@@ -1,4 +1,4 @@
-"""The oracle's steps: what a step of a program comes to when nothing is left to chance, without executing it."""
+"""The oracle's steps: what a step of a `certain` program returns or raises, without executing the step."""
 
 from __future__ import annotations
 

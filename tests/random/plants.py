@@ -1,5 +1,5 @@
-"""Bugs to plant into the engine of a child process, to prove that the net catches them. Each is one that a change of the engine
-could make by mistake."""
+"""Bugs to plant into the engine of a child process, to prove that the checks find them. Each is a bug that a change of the engine
+could bring in by mistake."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from relight.run.steps import StepOperation
 
 
 def reversed_batches() -> None:
-    """What ends in one commit is told in the reverse of the journal's order."""
+    """Outcomes of one commit are told in the reverse of the journal's order."""
     settle = Writer.committed_up_to
 
     def planted(self: Writer, sequence: int) -> Callable[[], None] | None:
@@ -58,7 +58,7 @@ def stale_outcome() -> None:
 
 
 def two_at_once() -> None:
-    """Live, two outcomes that are there are told without letting the flow come to rest in between."""
+    """Live, two outcomes that are ready are told without letting the flow come to rest in between."""
     tell = LiveRun.tell
 
     def planted(self: LiveRun, what: Any) -> None:
@@ -70,7 +70,7 @@ def two_at_once() -> None:
 
 
 def early_ends() -> None:
-    """On replay, outcomes of child runs and items are told before the others, as if they had no place in the order."""
+    """On replay, outcomes of child runs and items are told before the other outcomes, as if they had no place in the order."""
     made = Replay.__init__
 
     def planted(self: Replay, *args: Any) -> None:

@@ -1,4 +1,4 @@
-"""Make a failing program smaller: drop statements and branches, put a statement's inside in its place, make the rest simpler.
+"""Make a failing program smaller: drop statements and branches, replace a statement by its inside, make the rest simpler.
 
 Failures are races: a smaller program counts as failing if one of several executions of it does.
 """
@@ -16,7 +16,7 @@ BLOCKS = ("block", "body", "then", "else", "except", "finally", "each", "between
 
 
 def shrink(program: Program, fails: Callable[[Program], bool], seconds: float = 120.0) -> Program:
-    """The smallest found within this time."""
+    """The smallest failing program found within this time."""
     until = time.monotonic() + seconds
     changed = True
     while changed:
@@ -31,7 +31,7 @@ def shrink(program: Program, fails: Callable[[Program], bool], seconds: float = 
 
 
 def _smaller(program: Program) -> Iterator[Program]:
-    """Each differs from the program in one place; the boldest first."""
+    """Programs that each differ from this one in one place. The greatest changes come first."""
     for path in _blocks(program):
         size = len(_at(program, path))
         for length in sorted({size // 2, 1} - {0}, reverse=True):
@@ -70,7 +70,7 @@ def _simpler(program: Program) -> Iterator[Program]:
         yield {**program, "flow": program["flow"].removesuffix("_retried")}
 
 
-# ---- places in a program: the keys and indices that lead there
+# ---- places in a program: the keys and indices of the way to them
 
 Path = tuple[Any, ...]
 
@@ -102,7 +102,7 @@ def _statements(program: Program) -> list[tuple[Path, Any]]:
 
 
 def _insides(one: dict[str, Any]) -> list[list[dict[str, Any]]]:
-    """The blocks that a statement holds."""
+    """The blocks of a statement."""
     found = [one[name] for name in BLOCKS if isinstance(one.get(name), list) and one[name]]
     blocks = [block for block in found if all(isinstance(inner, dict) for inner in block)]
     return blocks + [branch for branch in one.get("branches", ()) if branch]

@@ -1,7 +1,7 @@
-"""The steps that programs are made of. Each call of a body has a nonce of its own: who was told what can be seen by it.
+"""The steps that programs are made of. Each call of a body has its own nonce, which shows which call's outcome a flow was told.
 
-A step is told its `spec` (see generate.py) and a number `x` that comes from what its flow knows at that moment: a flow that
-goes another way on replay asks with another number.
+The arguments of a step are its `spec` (see generate.py) and a number `x`. The number follows from what the flow knows at that
+moment, so a flow that goes another way on replay asks with another number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.random.book import Line, book
 
 
 class Boom(Exception):  # noqa: N818 - what a step raises on purpose
-    """A step or a flow failed because its program says so."""
+    """A step or a flow fails because its program says so."""
 
 
 _nonces = itertools.count(1)
@@ -29,12 +29,12 @@ def _nonce() -> str:
 
 
 def answer(spec: dict[str, Any], x: int) -> int:
-    """What a step with these arguments returns, if nothing is left to chance."""
+    """The result of a step with these arguments, if nothing is left to chance."""
     return zlib.crc32(f"{spec['id']}:{x}".encode()) % 10
 
 
 class _Body:
-    """Around a body: what is written down when it begins and ends."""
+    """Used around a body: writes down when it begins and how it ends."""
 
     def __init__(self, spec: dict[str, Any], x: int) -> None:
         info = current_step()
@@ -57,7 +57,7 @@ class _Body:
         book().write(self._line)
 
     def result(self) -> list[Any]:
-        """What it returns, or raises."""
+        """What the step returns or raises."""
         fate = self.spec["fate"]
         dice = zlib.crc32(self.nonce.encode())
         fails = (
@@ -80,7 +80,7 @@ async def _async_body(spec: dict[str, Any], x: int) -> list[Any]:
         try:
             return body.result()
         finally:
-            if spec.get("lingers"):  # its clean-up takes time as well
+            if spec.get("lingers"):  # its clean-up takes time, too
                 await asyncio.sleep(0.001)
 
 
@@ -128,7 +128,7 @@ async def fatal(spec: dict[str, Any], x: int) -> list[Any]:
 
 @step
 async def each_step(item: list[Any]) -> list[Any]:
-    """For foreach: a step of one argument."""
+    """A step with one argument, for foreach."""
     return await _async_body(item[0], item[1])
 
 

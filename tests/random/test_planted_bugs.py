@@ -1,4 +1,4 @@
-"""The net itself: each of these bugs, planted into the engine, is caught within 200 programs."""
+"""Tests of the checks: each of these bugs, planted into the engine, is found within 200 programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_PROGRAMS = 200
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("bug", PLANTS)
 def test_a_planted_bug_is_caught(bug: str) -> None:
-    with Trials(plant=bug, patience=2.0) as trials:  # seconds: what hangs here is a bug that was asked for
+    with Trials(plant=bug, patience=2.0) as trials:  # seconds: a run that hangs here does so because of the planted bug
         found: list[Found] = []
         for seed in range(0, MOST_PROGRAMS, BATCH):
             found = trials.run([generate(one) for one in range(seed, seed + BATCH)], "parked")

@@ -1,6 +1,6 @@
-"""Random programs: whatever a flow may do, undisturbed, parked, with checkpoints, and killed, it sees the same and ends the same.
+"""Random programs: undisturbed, parked, with checkpoints or killed, a flow sees the same and ends the same, whatever it does.
 
-The seeds here are fixed, the races inside the programs are real. `make soak-ci` tries those of `tests/seeds.txt`, `make soak`
+The seeds here are fixed. The races inside the programs are real. `make soak-ci` tries those of `tests/seeds.txt`, `make soak`
 thousands of others.
 """
 
@@ -20,12 +20,12 @@ from tests.random.trial import MODES, Found, Trials
 from tests.seeds import known_seeds
 from tests.servers.postgres import PostgresServer
 
-# How many programs: a quarter of a minute of one processor in all.
+# How many programs: together they take a quarter of a minute of one processor.
 COUNTS = {"undisturbed": 40, "parked": 80, "checkpoints": 60, "killed": 100}
 PART = 100  # for one test
 
 
-@pytest.mark.timeout(600)  # only a hanging program uses it up
+@pytest.mark.timeout(600)  # only a program that hangs takes so long
 @pytest.mark.parametrize("mode", MODES)
 def test_programs_on_sqlite(mode: str, endure: Endure) -> None:
     endure(range(COUNTS[mode]), mode)
@@ -38,7 +38,7 @@ def test_programs_on_postgres(mode: str, endure: Endure, postgres_server: Postgr
 
 
 def parts(store: str, modes: Iterable[str]) -> list[Any]:
-    """The known seeds, as parameters (mode, seeds) that may be tried beside each other."""
+    """The known seeds, as parameters (mode, seeds) of tests that may run at the same time."""
     found = []
     for mode in modes:
         seeds = known_seeds(f"{store}/{mode}")
@@ -95,7 +95,7 @@ def test_the_oracle_executes_programs_without_the_engine() -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("store", ["sqlite", "postgres"])
 def test_thousands(mode: str, store: str, request: pytest.FixtureRequest) -> None:
-    """RANDOM_SEED and RANDOM_COUNT say which; what fails is printed as a program as small as it gets."""
+    """RANDOM_SEED and RANDOM_COUNT say which. A program that fails is made as small as possible and printed."""
     first = int(os.environ.get("RANDOM_SEED", "1000000"))
     count = int(os.environ.get("RANDOM_COUNT", "3000" if store == "sqlite" else "300"))
     url = request.getfixturevalue("postgres_server").url() if store == "postgres" else None

@@ -1,4 +1,4 @@
-"""A trial: a batch of programs in one of the modes, from their start to their end, through as many lives as that takes."""
+"""A trial: a batch of programs in one of the modes, from their start to their end, in as many processes as that takes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.random.check import problems
 from tests.random.life import Order
 
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-HANGING_SECONDS = 120.0  # for a life: only ever used up by a failure
+HANGING_SECONDS = 120.0  # for a life: it takes so long only in a failure
 
 _schemas = itertools.count(1)  # one server serves several Trials
 
@@ -28,7 +28,7 @@ MODES: dict[str, dict[str, Any]] = {
     "undisturbed": {},
     "parked": {"park_after": "1ms"},
     "checkpoints": {"checkpoint": {"every": 5}, "park_after": "1ms"},
-    "killed": {},  # and one of the others' settings, by chance
+    "killed": {},  # and the settings of one of the others, by chance
 }
 
 
@@ -42,13 +42,13 @@ class Found(msgspec.Struct):
     log: str
 
     def text(self) -> str:
-        """For a person: what it is, and how to see it again."""
+        """The problem for a person: what it is, and how to see it again."""
         again = f"python -m tests.random {self.seed} --mode {self.mode} --copies 10 --times 20 --shrink"
         return "\n  ".join([f"seed {self.seed}, {self.mode}; again: {again}", *self.problems])
 
 
 class Trials:
-    """Makes trials. `server` is where PostgreSQL's schemas are made, None: SQLite."""
+    """Makes trials. `server` is the PostgreSQL on which schemas are made. None: SQLite."""
 
     def __init__(self, postgres: str | None = None, plant: str = "", patience: float = 30.0) -> None:
         self._postgres = postgres
@@ -71,7 +71,7 @@ class Trials:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def run(self, programs: list[dict[str, Any]], mode: str, seed: int = 0) -> list[Found]:
-        """What is wrong with each; nothing, if all is well. `seed` decides about kills."""
+        """The problems of each program. None, if all is well. `seed` decides about kills."""
         number = next(self._numbers)
         folder = self._folder / f"{number:05}"
         folder.mkdir()
@@ -102,11 +102,11 @@ class Trials:
         return found
 
     def _live(self, order: Order, chance: Random, killing: bool) -> tuple[int, list[str]]:
-        """Life after life. How many were killed, and what went wrong with the last."""
+        """Run life after life. Returns how many were killed, and what went wrong in the last."""
         folder = Path(order.folder)
         kills = 0
         most = chance.randint(1, 5) if killing else 0
-        total = 40 * len(order.programs)  # lines of a life, about
+        total = 40 * len(order.programs)  # how many lines a life writes, about
         for number in itertools.count(1):
             order.number = number
             order.kill_at, order.kill_after = 0, 0.0

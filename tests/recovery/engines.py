@@ -14,11 +14,11 @@ from relight.clock import SYSTEM_CLOCK
 from relight.errors import LeasesUnavailableError
 from relight.model.run import Status
 
-TTL = 3.0  # whoever shall keep its lease sends a heartbeat every second: no machine is so busy
+TTL = 3.0  # an engine sends a heartbeat every second: no machine is so busy that its lease lapses
 
 
 class Unreliable(MemoryLeases):
-    """A manager that its engine may be cut off from."""
+    """A lease manager from which a test can cut its engine off."""
 
     cut = False
 
@@ -29,7 +29,8 @@ class Unreliable(MemoryLeases):
 
 
 class Engines:
-    """Engines on one store, by name; a machine for each, so that nobody knows of the others but by their leases."""
+    """Engines on one store, by name. Each has a machine of its own, so that an engine knows of the others only by their
+    leases."""
 
     def __init__(self) -> None:
         self.store = MemoryStore(clock=SYSTEM_CLOCK)
@@ -63,7 +64,7 @@ async def engines() -> AsyncIterator[Engines]:
 
 
 class Work:
-    """A run whose step blocks until the gate is opened; who executed it, by engine."""
+    """A run whose step blocks until the gate is opened. Counts how often the step began and was cancelled."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()

@@ -1,4 +1,4 @@
-"""An engine that is woken all the time must still look, now and then, at what no hint has told it."""
+"""An engine that is woken all the time must still look, now and then, for work that no hint has reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bug that one run brings out costs that run, and none of the others that are handled together with it."""
+"""A bug that one run brings out harms that run only, and not the runs that are handled together with it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ FAST = {"lease_ttl": "1s", "check_interval": "0.2s"}
 
 
 class BugError(Exception):
-    """What no part of the engine should raise."""
+    """An error that no part of the engine should raise."""
 
 
 class Waiting:
-    """Runs that wait for a signal, the second of which brings out a bug."""
+    """Runs that wait for a signal. The second run brings out a bug."""
 
     names = ("first", "bad", "last")
 
@@ -50,7 +50,7 @@ class Waiting:
             await until(lambda name=name: _is(rl, name, "waiting"))
 
     async def heard(self, rl: Relight, *names: str) -> None:
-        """These go on."""
+        """These runs go on."""
         for name in names:
             handle = await rl.get(name)
             await handle.signal("go", name)
@@ -67,7 +67,7 @@ def waiting() -> Waiting:
 
 
 def breaking(real: Callable[..., Any], run_id: Callable[..., str], times: int = 1) -> Callable[..., Any]:
-    """Raises for the bad one, so often."""
+    """Raises for the bad run, so often."""
     left = [times]
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -86,7 +86,7 @@ def said(caplog: pytest.LogCaptureFixture) -> bool:
 async def test_a_message_that_breaks_its_run_reaches_the_others(
     waiting: Waiting, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    """The run that broke hears it when it is back."""
+    """The run that broke receives the message when it is back."""
     caplog.set_level(logging.CRITICAL, logger="relight")
     path = tmp_path / "relight.db"
     async with Relight(path, park_after="1h") as rl, Relight(path, drive=False) as client:
@@ -130,7 +130,7 @@ async def test_a_lost_lease_is_let_go_of_run_by_run(
         await waiting.heard(rl, *waiting.names)
 
 
-async def test_somebody_who_watches_a_run_and_breaks_hides_nothing_from_the_others(
+async def test_a_watcher_that_breaks_hides_nothing_from_the_other_watchers(
     waiting: Waiting, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     async with Relight(tmp_path / "relight.db", park_after="1h") as rl:
@@ -154,7 +154,7 @@ async def test_somebody_who_watches_a_run_and_breaks_hides_nothing_from_the_othe
 
 
 class Crashed:
-    """Runs whose process has died, the second of which brings out a bug."""
+    """Runs whose process has died. The second run brings out a bug."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -222,7 +222,7 @@ async def test_a_run_that_cannot_even_be_held_is_looked_at_again(
 async def test_an_orphan_that_breaks_recovery_does_not_strand_the_others(
     world: World, monkeypatch: pytest.MonkeyPatch, owners: int
 ) -> None:
-    """Of the same dead owner, or of another."""
+    """The others are of the same dead owner, or of another."""
     crashed = Crashed(world)
     if owners == 1:
         await crashed.crash()
@@ -259,7 +259,7 @@ async def test_a_run_that_cannot_be_decided_on_is_in_the_plan_with_the_others(
 async def test_uncertain_runs_that_break_do_not_hide_others(
     waiting: Waiting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Those that have crashed are taken up though those that have not keep breaking."""
+    """Runs that have crashed are taken up, although the look at runs that have not crashed breaks every time."""
     async with Relight(tmp_path / "relight.db", park_after="1h") as rl:
         await waiting.start(rl)
         left: dict[str, LiveRun] = {name: rl.orchestrator.live.pop(name) for name in ("bad", "last")}
@@ -283,7 +283,7 @@ async def test_uncertain_runs_that_break_do_not_hide_others(
 
 
 class Apart(MemoryLeases):
-    """Leases that are kept apart from the store, and tell that somebody else holds every run."""
+    """Leases that are kept apart from the store. They say of every run that another owner has its lease."""
 
     in_store = False
 

@@ -1,4 +1,4 @@
-"""Recovery where etcd keeps the leases: it forgets who has lapsed, and yet it is known for how long they have been silent."""
+"""Recovery with leases in etcd: etcd forgets lapsed sessions, and yet it is known how long their owners have been silent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Behind(SystemClock):
 
 
 class Engines:
-    """Engines on one file, with their leases in etcd. They look for orphans once an hour: only pushes tell."""
+    """Engines on one file, with their leases in etcd. They look for orphans once an hour, so they learn of deaths only
+    by pushes."""
 
     def __init__(self, path: Path, leases: str) -> None:
         self._path = path
@@ -60,7 +61,7 @@ async def engines(etcd_server: EtcdServer, tmp_path: Path) -> AsyncIterator[Engi
 
 
 async def recovered(rl: Relight, run: Handle[Any]) -> float:
-    """When it was claimed; waits for it."""
+    """Wait until the run is claimed. Returns when that was."""
 
     async def found() -> float:
         entries = (await rl.services.store.read_from(run.id, 0, 100)).entries
@@ -84,7 +85,7 @@ async def test_how_long_a_lapse_went_unnoticed_is_measured(engines: Engines):
 
 
 async def test_stale_timeout_counts_from_the_last_heartbeat(engines: Engines):
-    """Not from the run's start, which was an hour ago by the clock of its owner."""
+    """It does not count from the run's start, which was an hour ago by the clock of its owner."""
     work, stale = Work(), 8.0
     b = await engines.open("b", {"stale_timeout": stale})
     a = await engines.open("a", clock=Behind())
@@ -98,14 +99,15 @@ async def test_stale_timeout_counts_from_the_last_heartbeat(engines: Engines):
 
 
 class Ahead(MemoryStore):
-    """A store on a machine whose clock is an hour ahead of ours."""
+    """A store on a machine whose clock is an hour ahead of this one."""
 
     async def now(self) -> float:
         return SYSTEM_CLOCK.now() + 3600.0
 
 
 async def test_times_of_sessions_are_told_by_the_stores_clock(etcd_server: EtcdServer):
-    """etcd has none, and they are compared with the store's: `stale_timeout`, and for how long somebody is silent."""
+    """etcd has no times. They are compared with the store's times: for `stale_timeout`, and to tell how long an owner
+    is silent."""
     leases = f"etcd://{etcd_server.endpoint}/recovery{next(_prefixes)}"
     async with Relight(store=Ahead(clock=SYSTEM_CLOCK), leases=leases, recovery={"lease_ttl": TTL}) as rl:
         (session,) = await rl.services.heartbeats.call(lambda leases: leases.list_orchestrators())

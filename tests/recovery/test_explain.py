@@ -1,4 +1,4 @@
-"""Every run can be explained in one sentence, wherever it is."""
+"""Every run can be explained in one sentence, in each of its states."""
 
 from __future__ import annotations
 

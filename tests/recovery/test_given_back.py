@@ -1,4 +1,4 @@
-"""Runs that this process gives back, or that come into memory while it stops or has lost its lease."""
+"""Runs that a process releases, or that come into its memory while it stops or has lost its lease."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ async def test_what_was_given_back_is_not_driven_when_the_lease_is_regained(
     engines: Engines,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Another process has claimed it meanwhile, and would be the second to execute its step. Our lease did not lapse: nothing
-    makes us ask the store before the step begins."""
+    """Another process has claimed the run meanwhile. If this process drove it, too, both would execute its step. The
+    lease did not lapse, so this process has no reason to ask the store before the step begins."""
     work, claimed, go, back = Work(), asyncio.Event(), asyncio.Event(), asyncio.Event()
     client = await engines.start("c", drive=False)
     a = await engines.start("a")
@@ -66,7 +66,7 @@ async def test_what_was_given_back_is_not_driven_when_the_lease_is_regained(
 
 
 async def test_a_lease_that_is_lost_while_the_engine_closes_ends_the_grace_of_its_steps(engines: Engines):
-    """Another process executes them as soon as the lease has lapsed."""
+    """Another process executes these steps as soon as the lease has lapsed."""
     work = Work()
     engines.leases["a"] = Unreliable(engines.store, clock=SYSTEM_CLOCK)
     a = Relight(
@@ -89,7 +89,7 @@ async def test_a_lease_that_is_lost_while_the_engine_closes_ends_the_grace_of_it
 
 
 @pytest.mark.parametrize("answers", [True, False])
-async def test_a_run_that_is_created_while_its_engine_closes_leaves_nobody_waiting(
+async def test_a_run_that_is_created_while_its_engine_closes_leaves_no_caller_waiting(
     engines: Engines,
     monkeypatch: pytest.MonkeyPatch,
     answers: bool,
@@ -115,7 +115,7 @@ async def test_a_run_that_is_created_while_its_engine_closes_leaves_nobody_waiti
     await until(lambda: a.orchestrator.stopping)
     memory = a.orchestrator.memory
     if answers:
-        await until(lambda: memory.stopped)  # nothing waits for it any more
+        await until(lambda: memory.stopped)  # closing does not wait for the creation any more
         go.set()
     with pytest.raises(RelightError):
         async with asyncio.timeout(60):

@@ -1,4 +1,4 @@
-"""Heartbeats: from when its lease counts, whose run keys it has; its end, for which nobody waits in vain."""
+"""Heartbeats: from when a lease counts, which run keys the thread keeps, and how it ends without leaving a caller waiting."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.flows.world import until
 
 
 class Slow(MemoryLeases):
-    """A manager that never answers one of its questions."""
+    """A lease manager that never answers one kind of call."""
 
     async def get_lease(self, run_id: str) -> Lease | None:
         await asyncio.Event().wait()
@@ -30,7 +30,7 @@ class Slow(MemoryLeases):
 
 
 async def test_a_question_that_the_end_overtakes_is_answered_with_an_error():
-    """Not with a cancellation: whoever asked was not cancelled, and would end in silence."""
+    """It is not answered with a cancellation: the caller was not cancelled, and would end without an error."""
     store = MemoryStore(clock=SYSTEM_CLOCK)
     rl = Relight(store=store, lease_manager=Slow(store, clock=SYSTEM_CLOCK))
     await rl.open()
@@ -47,7 +47,7 @@ async def test_a_question_that_the_end_overtakes_is_answered_with_an_error():
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 5])
 async def test_an_opening_that_is_broken_off_leaves_no_heartbeats_behind(tmp_path, turns):
-    """They would say of a process that drives nothing that it is alive."""
+    """Such heartbeats would say that a process is alive that drives nothing."""
     before = set(threading.enumerate())
     rl = Relight(tmp_path / "relight.db")
     opening = asyncio.create_task(rl.open())
@@ -85,7 +85,7 @@ async def test_a_task_that_swallows_a_cancellation_is_cancelled_again():
 
 
 class Late(MemoryLeases):
-    """A manager whose answers to heartbeats are long on their way."""
+    """A lease manager whose answers to heartbeats come late."""
 
     def __init__(self) -> None:
         super().__init__(MemoryStore(clock=SYSTEM_CLOCK), clock=SYSTEM_CLOCK)
@@ -100,8 +100,8 @@ class Late(MemoryLeases):
 
 
 async def test_a_lease_counts_from_when_its_heartbeat_was_sent():
-    """By the manager's clock it has counted since the heartbeat arrived. Counted from the answer, it would be believed in longer
-    than others wait for it."""
+    """By the manager's clock a lease counts from the arrival of the heartbeat. If the engine counted from the answer,
+    it would trust its lease for longer than other engines wait."""
     leases = Late()
     heartbeats = Heartbeats(leases, "a#1", Process(), 1.5)
     await heartbeats.start(Nobody())
@@ -117,7 +117,7 @@ async def test_a_lease_counts_from_when_its_heartbeat_was_sent():
 
 
 class Elsewhere(MemoryLeases):
-    """Keeps run keys apart from the store, and is slow at it."""
+    """A lease manager that keeps run keys apart from the store, and is slow."""
 
     in_store = False
 
@@ -139,7 +139,7 @@ class Elsewhere(MemoryLeases):
 
 
 async def test_a_run_that_is_let_go_while_its_key_is_being_acquired_is_released():
-    """Else its key would stay with this session, and keep others from the run, for as long as this process lives."""
+    """Otherwise its key would stay with this session, and keep other owners from the run for as long as this process lives."""
     leases = Elsewhere()
     heartbeats = Heartbeats(leases, "a#1", Process(), 30.0)
     await heartbeats.start(Nobody())
@@ -153,7 +153,7 @@ async def test_a_run_that_is_let_go_while_its_key_is_being_acquired_is_released(
 
 
 class Cut(MemoryLeases):
-    """A manager that its engine may be cut off from."""
+    """A lease manager from which a test can cut its engine off."""
 
     def __init__(self) -> None:
         super().__init__(MemoryStore(clock=SYSTEM_CLOCK), clock=SYSTEM_CLOCK)
@@ -166,7 +166,8 @@ class Cut(MemoryLeases):
 
 
 async def test_a_lease_that_had_lapsed_is_another_one():
-    """What was claimed under the old one may be somebody else's by now, and is asked about before it goes on."""
+    """Another process may own the runs that were claimed under the old lease. So the engine asks the store before such
+    a run goes on."""
     leases = Cut()
     heartbeats = Heartbeats(leases, "a#1", Process(), 1.0)
     await heartbeats.start(Nobody())

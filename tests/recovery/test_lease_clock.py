@@ -40,11 +40,12 @@ def test_a_lease_that_lapsed_while_a_step_blocked_the_loop_is_doubted_at_once(mo
     assert found == [(False, True)]
 
 
-# ---- who claims a run while we do not look
+# ---- another process claims a run while this one is frozen
 
 
 async def lapse(rl: Relight, run_id: str) -> None:
-    """This process was frozen, its lease lapsed, another has claimed the run, and then the heartbeat thread woke up first."""
+    """As if this process was frozen, its lease lapsed, another process claimed the run, and then the heartbeat thread
+    woke up first."""
     rl.services.heartbeats.lapses += 1
     row = await rl.services.store.get_run(run_id)
     assert row is not None
@@ -75,7 +76,7 @@ async def test_a_step_asks_whose_its_run_is_if_the_lease_lapsed_while_it_waited_
 async def test_a_step_asks_whose_its_run_is_if_the_lease_lapsed_while_it_was_taken_up(
     world: World, monkeypatch: pytest.MonkeyPatch
 ):
-    """Between the claim and the first step nothing is committed: what counts is the lease under which it was claimed."""
+    """Nothing is committed between the claim and the first step. What counts is the lease under which the run was claimed."""
     ran: list[int] = []
 
     @step

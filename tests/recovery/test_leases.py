@@ -1,4 +1,4 @@
-"""Several engines on one store, told apart and kept alive by their leases."""
+"""Several engines on one store: their leases tell them apart and say which are alive."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_the_runs_of_a_living_engine_are_left_alone(engines: Engines):
     b = await engines.start("b", recovery={"check_interval": "0.1s"})
     assert b._recovery is not None
     before = time.monotonic()
-    await until(lambda: time.monotonic() - before > 2 * TTL)  # several heartbeats and many looks
+    await until(lambda: time.monotonic() - before > 2 * TTL)  # several heartbeats and many checks
     assert (await b.row("r")).owner == a.services.owner
     assert (await b.explain("r")).owner_alive
     work.gate.set()
@@ -55,7 +55,7 @@ async def test_a_step_that_blocks_the_loop_for_longer_than_the_ttl_does_not_cost
     assert fenced.value("relight_leases_lost_total") == 0
 
 
-async def test_who_cannot_renew_lets_go_before_the_lease_lapses_and_comes_back(
+async def test_an_engine_that_cannot_renew_its_lease_lets_go_before_the_lapse_and_comes_back(
     engines: Engines, caplog: pytest.LogCaptureFixture
 ):
     work = Work()
@@ -100,7 +100,7 @@ async def test_another_takes_over_what_was_let_go(engines: Engines):
 async def claimed_and_not_read(
     engines: Engines, monkeypatch: pytest.MonkeyPatch, work: Work, gate: asyncio.Event
 ) -> tuple[Relight, Relight]:
-    """Engine b has claimed run "r", which a let go of, and reads it when the gate is opened."""
+    """Engine b has claimed run "r", which engine a has let go of. It reads the run when the gate is opened."""
     reading = asyncio.Event()
     a = await engines.start("a")
     await a.start(work.flow.with_id("r"))
@@ -122,7 +122,8 @@ async def claimed_and_not_read(
 
 
 async def test_what_is_taken_up_while_the_lease_is_lost_is_let_go(engines: Engines, monkeypatch: pytest.MonkeyPatch):
-    """It came into memory after everything there had been let go of: driven on, nobody else could ever have it."""
+    """It came into memory after the engine had let go of all runs there. If it were driven, no other engine could ever
+    take it up."""
     work, gate = Work(), asyncio.Event()
     a, b = await claimed_and_not_read(engines, monkeypatch, work, gate)
     engines.leases["b"].cut = True
@@ -158,7 +159,7 @@ async def test_what_was_being_started_while_the_lease_was_lost_is_let_go(
 
 
 class Told:
-    """Tells run "r" something when it has come into memory, and before anything else is done with it."""
+    """Posts a message to run "r" when it has come into memory, before the engine does anything else with it."""
 
     def __init__(self, engines: Engines, orchestrator: Orchestrator, kind: MessageKind) -> None:
         self.store, self.orchestrator, self.kind = engines.store, orchestrator, kind
@@ -184,8 +185,8 @@ CANCEL = Message(run_id="r", kind=MessageKind.CANCEL, payload=b'"enough"')
 async def test_what_a_run_is_told_just_before_its_release_does_not_hide_what_it_was_told_earlier(
     engines: Engines, monkeypatch: pytest.MonkeyPatch, kind: MessageKind
 ):
-    """It came into memory too late, and its inbox was not handed to it. A pause that it heard now, and left memory for, would
-    leave the earlier request to cancel unread."""
+    """The run came into memory too late, so it did not get its inbox. If it received a pause now, and left memory
+    because of it, the earlier request to cancel would stay unread."""
     work, gate = Work(), asyncio.Event()
     a, b = await claimed_and_not_read(engines, monkeypatch, work, gate)
     await engines.store.post([CANCEL])
@@ -244,7 +245,7 @@ async def test_a_dead_engine_s_runs_are_taken_over_when_its_lease_lapses(engines
     b = await engines.start("b")
     a.services.heartbeats.stop_now()  # as if it were dead; its loop goes on, as if frozen just before a commit
     lapses = a.services.heartbeats.valid_until
-    # Not the owner in the row: whoever finds that b has the lease corrects that, also before b has claimed it.
+    # Not the owner in the row: an engine that finds b's lease corrects the row, also before b has claimed the run.
     await until(lambda: b.metrics.value("relight_recovery_claims_total") == 30)
     assert time.monotonic() >= lapses - 0.05, "taken before it lapsed"
     work.gate.set()
@@ -254,8 +255,10 @@ async def test_a_dead_engine_s_runs_are_taken_over_when_its_lease_lapses(engines
     await until(lambda: a.metrics.value("relight_false_deaths_total") == 30)
 
 
-async def test_who_wakes_after_its_lapse_asks_before_the_next_step(engines: Engines, monkeypatch: pytest.MonkeyPatch):
-    """Frozen between two steps: the second must not run again, since another may have done it."""
+async def test_an_engine_that_wakes_after_its_lapse_asks_before_the_next_step(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+):
+    """The engine was frozen between two steps. It must not execute the second, since another engine may have done that."""
     ran: list[str] = []
     where: list[str] = ["a"]
     advance, held = LiveRun.advance, list[LiveRun]()
@@ -265,7 +268,7 @@ async def test_who_wakes_after_its_lapse_asks_before_the_next_step(engines: Engi
     async def first() -> None:
         ran.append("first")
         if where == ["a"]:
-            held.append(frozen)  # its end is committed, and the flow does not go on
+            held.append(frozen)  # the step's end is committed, and the flow does not go on
 
     @step
     async def second() -> None:
@@ -323,7 +326,7 @@ async def test_a_restart_on_the_same_machine_need_not_wait_for_the_lapse(engines
     await a.start(work.flow.with_id("r"))
     await until(lambda: work.begun == 1)
     a.services.heartbeats.stop_now()
-    mark_dead(a.services.owner)  # its process is gone
+    mark_dead(a.services.owner)  # the process of that session is gone
     engines.open["dead"] = engines.open.pop("a")
     again = await engines.start("a", recovery={"lease_ttl": "1h"})
     await until(lambda: work.begun == 2)
@@ -359,7 +362,7 @@ async def test_a_client_starts_runs_and_drives_none(engines: Engines):
     assert [session.name for session in sessions] == ["a"]
 
 
-async def test_many_orphans_drain_through_few_rooms(engines: Engines):
+async def test_many_orphans_are_driven_although_few_fit_into_memory(engines: Engines):
     @step
     async def quick() -> int:
         return 1
@@ -381,7 +384,7 @@ async def test_many_orphans_drain_through_few_rooms(engines: Engines):
 
 
 async def test_a_heartbeat_thread_that_is_stopped_in_the_middle_of_a_heartbeat_ends(engines: Engines):
-    """Nothing in a heartbeat need give the loop back, as on SQLite: stopped there, it once went on for ever."""
+    """A heartbeat need not let the loop do anything else, as on SQLite. When it was stopped there, it once went on for ever."""
     a = await engines.start("a")
     heartbeats = a.services.heartbeats
     beat = engines.leases["a"].heartbeat
@@ -397,7 +400,7 @@ async def test_a_heartbeat_thread_that_is_stopped_in_the_middle_of_a_heartbeat_e
 
 
 async def test_an_engine_whose_closing_is_broken_off_falls_silent(engines: Engines, monkeypatch: pytest.MonkeyPatch):
-    """Its runs are driven by nobody then: heartbeats that went on would keep them from everybody."""
+    """No engine drives its runs then. If the heartbeats went on, no other engine could take them up."""
     a = await engines.start("a")
     thread = a.services.heartbeats._thread
     assert thread is not None
@@ -429,7 +432,7 @@ async def test_a_run_held_because_its_flow_is_unknown_is_passed_on_to_a_process_
     knows, client = await engines.start("knows", max_concurrent_runs=1), await engines.start("client", drive=False)
     assert knows._recovery is not None
     await knows._recovery.caught_up.wait()
-    await until(lambda: not knows.orchestrator.waker._free_again)  # it has looked, at its start, and found none
+    await until(lambda: not knows.orchestrator.waker._free_again)  # it has looked, and found no freed run
     await knows.start(in_the_way)  # so that the one that does not know the flow comes first
     await client.start(work.flow.with_id("r"))
 
@@ -442,8 +445,9 @@ async def test_a_run_held_because_its_flow_is_unknown_is_passed_on_to_a_process_
     assert await (await knows.get("r")).result(timeout="60s") == 7
 
 
-async def test_a_run_that_is_fenced_by_nobody_goes_on(engines: Engines, monkeypatch: pytest.MonkeyPatch):
-    """Whatever made the store refuse a commit: its row still names this engine, so nobody else would ever take it up."""
+async def test_a_run_that_is_fenced_without_a_new_owner_goes_on(engines: Engines, monkeypatch: pytest.MonkeyPatch):
+    """The store has refused a commit for whatever reason. The row still names this engine, so no other engine would
+    take the run up."""
     work = Work()
     rl = await engines.start("a", max_concurrent_runs=1)
     assert rl._recovery is not None
@@ -464,8 +468,8 @@ async def test_a_run_that_is_fenced_by_nobody_goes_on(engines: Engines, monkeypa
     assert await rl.run(work.flow) == 7, "its room is free again"
 
 
-async def test_who_has_its_lease_again_looks_for_orphans_at_once(engines: Engines):
-    """It was told of them while it could claim nothing, and is not told again."""
+async def test_an_engine_that_regains_its_lease_looks_for_orphans_at_once(engines: Engines):
+    """It was told of the orphans while it could claim no run, and it is not told again."""
     work = Work()
     a = await engines.start("a", recovery={"check_interval": "1h"})
     b = await engines.start("b")
@@ -484,7 +488,7 @@ async def test_who_has_its_lease_again_looks_for_orphans_at_once(engines: Engine
     await until(lambda: not a.services.heartbeats.may_drive)
     b.services.heartbeats.stop_now()
     await until(lambda: b.services.owner in told)
-    await until(lambda: recovery._ticker.resting)  # and it has looked, in vain
+    await until(lambda: recovery._ticker.resting)  # and it has looked, and could claim nothing
     assert (await a.row("r")).owner == b.services.owner
     engines.leases["a"].cut = False
     await until(owner_is(a, "r", "a"))
@@ -492,8 +496,8 @@ async def test_who_has_its_lease_again_looks_for_orphans_at_once(engines: Engine
     assert await run.result(timeout="60s") == 7
 
 
-async def test_where_not_even_we_are_listed_nobody_is_taken_for_dead(engines: Engines):
-    """As after a restore: the sessions are gone, and everybody lives."""
+async def test_an_engine_that_is_not_listed_itself_takes_no_other_for_dead(engines: Engines):
+    """As after a restore of the store: the sessions are gone, and all engines are alive."""
     work = Work()
     a, b = await engines.start("a"), await engines.start("b")
     await b.start(work.flow.with_id("r"))
@@ -501,6 +505,6 @@ async def test_where_not_even_we_are_listed_nobody_is_taken_for_dead(engines: En
     assert a._recovery is not None
     await a._recovery.caught_up.wait()
     for leases in engines.leases.values():
-        leases.cut = True  # or a heartbeat would list them again
+        leases.cut = True  # otherwise a heartbeat would list them again
     engines.store.data.sessions.clear()
     assert await a._recovery.round(100) == 0

@@ -1,4 +1,5 @@
-"""A run whose status is of a newer version is unfinished, and shown as such: it is left to an orchestrator of that version."""
+"""A run whose status is of a newer version counts as unfinished, and is shown so. It is left to an orchestrator of that
+version."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 def rewrite(world: World, run_id: str, status: str, owner: str | None = None) -> None:
-    """As a newer version would."""
+    """Write the row as a newer version would."""
     if world.server is not None:
         who = "NULL" if owner is None else f"'{owner}'"
         world.server.sql(f"UPDATE {world.schema}.runs SET status = '{status}', owner = {who} WHERE id = '{run_id}'")
@@ -39,7 +40,7 @@ def rewrite(world: World, run_id: str, status: str, owner: str | None = None) ->
 
 
 async def three(world: World) -> Relight:
-    """A run as this version knows it, and two of a newer one; one of these is in the name of a dead owner."""
+    """A run as this version knows it, and two runs of a newer version. A dead owner owns one of the two."""
 
     @flow
     async def listens() -> Any:
@@ -54,7 +55,7 @@ async def three(world: World) -> Relight:
     return rl
 
 
-async def test_they_are_listed_with_the_unfinished(world: World) -> None:
+async def test_runs_of_a_newer_version_are_listed_as_unfinished(world: World) -> None:
     rl = await three(world)
     rows = await rl.incomplete()
     assert [row.id for row in rows] == ["owned", "throttled", "known"]
@@ -65,7 +66,7 @@ async def test_they_are_listed_with_the_unfinished(world: World) -> None:
         assert NEWER in row.reason
 
 
-async def test_they_are_found_by_what_they_are_shown_as(world: World) -> None:
+async def test_runs_of_a_newer_version_are_found_by_the_status_that_is_shown(world: World) -> None:
     rl = await three(world)
 
     async def found(**where: Any) -> list[str]:
@@ -87,7 +88,7 @@ async def test_they_are_found_by_what_they_are_shown_as(world: World) -> None:
     assert await found(parent="nobody") == []
 
 
-async def test_the_plan_and_the_explanation_leave_them_to_a_newer_version(world: World) -> None:
+async def test_plan_and_explain_leave_such_runs_to_a_newer_version(world: World) -> None:
     rl = await three(world)
     plan = {one.run_id: one for one in await rl.plan()}
     assert set(plan) == {"owned", "throttled", "known"}
@@ -99,7 +100,7 @@ async def test_the_plan_and_the_explanation_leave_them_to_a_newer_version(world:
     assert not plan["known"].stuck
 
 
-async def test_the_command_says_so(world: World) -> None:
+async def test_the_command_shows_runs_of_a_newer_version(world: World) -> None:
     if world.server is not None:
         pytest.skip("the command is the same")
     await three(world)

@@ -1,4 +1,4 @@
-"""What becomes of orphans under each policy, and how a person brings them back."""
+"""What happens to orphans under each policy, and how a person brings them back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.flows.world import World, until
 
 
 class Work:
-    """A flow of three steps; the second blocks until it is let go, so that a crash finds it in flight."""
+    """A flow of three steps. The second blocks until the gate is opened, so that it is in flight at a crash."""
 
     def __init__(self, resumable: bool = True) -> None:
         self.calls: list[str] = []
@@ -49,7 +49,7 @@ class Work:
         self.flow = work
 
     async def crash(self, world: World, **config: Any) -> Relight:
-        """Start it, let its process die in the second step, and open the store again with this configuration."""
+        """Start the run, let its process die in the second step, and open the store again with this configuration."""
         rl = await world.open()
         await rl.start(self.flow.with_id("r"))
         await self.blocked.wait()
@@ -172,7 +172,7 @@ async def test_a_person_resumes_an_orphan_while_recovery_is_off(world: World):
 
 
 async def test_an_end_that_is_journaled_only_brings_up_the_row(world: World):
-    """One commit writes both, so this takes a store that was mended by hand; recovery believes the journal."""
+    """One commit writes both, so this happens only after a person has changed the store by hand. Recovery trusts the journal."""
     work = Work()
     rl = await work.crash(world, recovery={"enabled": False})
     store = rl.services.store
@@ -188,7 +188,7 @@ async def test_an_end_that_is_journaled_only_brings_up_the_row(world: World):
 
 
 async def test_one_run_that_cannot_be_restored_does_not_stop_the_pass(world: World, monkeypatch: pytest.MonkeyPatch):
-    """Not a known corruption but a bug: a fold that breaks on one run's journal."""
+    """The cause is not a known corruption but a bug: the fold breaks on one run's journal."""
     from relight.recovery import take_up
 
     works = Work()
@@ -217,7 +217,7 @@ async def test_one_run_that_cannot_be_restored_does_not_stop_the_pass(world: Wor
 
 
 async def test_starting_a_run_again_while_it_is_being_recovered(world: World):
-    """A restarted program calls start() with the same id first of all: whoever comes first, the run goes on."""
+    """A restarted program first calls start() with the same id. The run goes on, whether that call or recovery comes first."""
     for turns in range(30):
         work = Work()
         rl = await world.open()
@@ -235,7 +235,7 @@ async def test_starting_a_run_again_while_it_is_being_recovered(world: World):
 
 
 async def test_of_two_times_at_which_a_look_is_worth_it_the_earlier_one_counts(world: World):
-    """Whichever is met first: the look that it brings finds the other."""
+    """The round at the earlier time finds the later one again."""
     rl = await world.open()
     recovery, now = OrphanRecovery(rl.orchestrator), world.clock.now()
     for when in (now + 100, now + 10, now + 50):

@@ -1,4 +1,4 @@
-"""Who is alive, when the one who keeps the leases has lost them, was not there, or is not the one that is asked."""
+"""Which owners are alive if the lease manager has lost its data, was not there, or is not the manager that an engine asks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TTL = 3.0
 
 
 class Engines:
-    """Engines on one file, each in its own words."""
+    """Engines on one file, each with its own configuration."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,7 +42,7 @@ class Engines:
         return rl
 
     async def die(self, rl: Relight) -> None:
-        """As a process that is killed, as far as others can tell."""
+        """End the engine so that it looks like a killed process to the others."""
         rl.services.heartbeats.stop_now()
         mark_dead(rl.services.owner)
 
@@ -58,8 +58,8 @@ async def engines(tmp_path: Path) -> AsyncIterator[Engines]:
 # ---- an etcd that comes back empty
 
 
-async def test_nobody_is_taken_for_dead_because_etcd_has_lost_its_data(engines: Engines, tmp_path: Path):
-    """Whoever registers first finds nobody else in the list, although all of them live."""
+async def test_no_orchestrator_is_taken_for_dead_because_etcd_has_lost_its_data(engines: Engines, tmp_path: Path):
+    """The engine that registers first finds no other in the list, although all are alive."""
     with EtcdServer(tmp_path / "etcd", etcd_or_skip()) as server:
         leases = f"etcd://{server.endpoint}/lost"
         work = Work()
@@ -105,7 +105,7 @@ def _session(owner: str, *, fresh: bool, at: float, process: Process = Process()
         (None, False, 150.0, True, 150.0),
     ],
 )
-def test_what_follows_from_who_is_listed(
+def test_which_owner_is_alive_follows_from_the_lists(
     listed: bool | None, noted: bool | None, complete_at: float, alive: bool, again: float | None
 ):
     presence = Presence(
@@ -126,8 +126,8 @@ def test_a_process_that_is_known_to_be_gone_is_dead_whatever_the_list_is_worth()
 
 @pytest.mark.parametrize("kept_by", ["store", "etcd"])
 async def test_an_owner_may_die_in_the_middle_of_a_round(engines: Engines, etcd_server: EtcdServer, kept_by: str):
-    """It lived when the sessions were read. The same round ends its session and takes its runs over: if it took the owner for
-    dead and left the session, the leases would be refused until the next round."""
+    """The owner was alive when the round read the sessions. The same round must end the owner's session and take its
+    runs over. If it took the owner for dead and left the session, the leases would be refused until the next round."""
     leases = "store" if kept_by == "store" else f"etcd://{etcd_server.endpoint}/middle-of-a-round"
     work = Work()
     a = await engines.open("a", leases)
@@ -153,7 +153,7 @@ async def test_an_owner_may_die_in_the_middle_of_a_round(engines: Engines, etcd_
 
 
 async def test_stale_timeout_counts_from_the_last_heartbeat_also_if_the_death_was_seen_early(engines: Engines):
-    """Its process is known to be gone, so its session is ended at once; that must not make it forgotten."""
+    """The process is known to be gone, so its session is ended at once. Its last heartbeat must still be known."""
     work, stale = Work(), 4.0
     a = await engines.open("a", "store")
     run = await a.start(work.flow.with_id("r"))
@@ -168,7 +168,9 @@ async def test_stale_timeout_counts_from_the_last_heartbeat_also_if_the_death_wa
     assert await (await b.get("r")).result(timeout="60s") == 7
 
 
-async def test_stale_timeout_with_etcd_for_those_who_were_not_there(engines: Engines, etcd_server: EtcdServer):
+async def test_stale_timeout_with_etcd_for_an_orchestrator_that_was_not_there(
+    engines: Engines, etcd_server: EtcdServer
+):
     work, stale = Work(), 8.0
     leases = f"etcd://{etcd_server.endpoint}/stale"
     a = await engines.open("a", leases)
@@ -197,8 +199,8 @@ async def _left(rl: Relight, run_id: str, why: str) -> bool:
 # ---- the store knows its lease manager
 
 
-async def test_whoever_asks_another_lease_manager_is_refused(engines: Engines, etcd_server: EtcdServer):
-    """It would take the living owner for dead: `resume` freed a live run, whose step ran twice."""
+async def test_opening_with_another_lease_manager_is_refused(engines: Engines, etcd_server: EtcdServer):
+    """Such an engine would take the living owner for dead. Once, `resume` freed a run that was alive, and its step ran twice."""
     work = Work()
     leases = f"etcd://{etcd_server.endpoint}/known"
     a = await engines.open("a", leases)
@@ -218,11 +220,11 @@ async def test_whoever_asks_another_lease_manager_is_refused(engines: Engines, e
     assert work.begun == 1
 
 
-async def test_another_manager_may_be_brought_in_once_nobody_lives_by_the_old_one(
+async def test_another_manager_may_be_used_once_no_session_of_the_old_one_is_alive(
     engines: Engines, etcd_server: EtcdServer
 ):
     async with Relight(engines.path, drive=False):
-        pass  # nobody has driven anything yet: nothing is remembered
+        pass  # no process has driven a run yet: no lease manager is remembered
     for leases in ("store", f"etcd://{etcd_server.endpoint}/change", "none", "store"):
         async with Relight(engines.path, leases=leases, recovery={"lease_ttl": TTL}) as rl:
             known = await rl.services.store.lease_manager()

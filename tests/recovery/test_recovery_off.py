@@ -1,4 +1,4 @@
-"""`recovery.enabled: false`: nothing is resumed by itself, what is said about that is true, and what a person resumes goes on."""
+"""`recovery.enabled: false`: no orphan is resumed by itself, explain and plan say so, and a run that a person resumes goes on."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class Work:
 
 
 async def client_beside(world: World) -> tuple[Relight, Relight]:
-    """An orchestrator whose recovery is off, and a client, as the command line is one."""
+    """An orchestrator whose recovery is off, and a client, such as the command line."""
     driver = await world.open(**OFF)
     return driver, await world.open(**OFF, drive=False)
 
 
-async def test_an_orphan_stays_and_that_is_what_is_said(world: World):
+async def test_an_orphan_stays_and_plan_and_explain_say_so(world: World):
     work = Work()
     await work.die(world)
     driver, client = await client_beside(world)
@@ -75,7 +75,7 @@ async def test_an_orphan_stays_and_that_is_what_is_said(world: World):
     assert work.calls == ["first", "second"]
 
 
-async def test_an_orphan_that_somebody_resumes_elsewhere_is_taken_up(world: World):
+async def test_an_orphan_that_a_person_resumes_elsewhere_is_taken_up(world: World):
     work = Work()
     await work.die(world)
     _, client = await client_beside(world)
@@ -85,7 +85,7 @@ async def test_an_orphan_that_somebody_resumes_elsewhere_is_taken_up(world: Worl
 
 
 @pytest.mark.parametrize("how", ["engine", "handle"])
-async def test_a_paused_run_of_a_dead_process_is_taken_up_when_somebody_resumes_it(world: World, how: str):
+async def test_a_paused_run_of_a_dead_process_is_taken_up_when_a_person_resumes_it(world: World, how: str):
     @flow
     async def waits() -> Any:
         return await wait_for("go")
@@ -107,7 +107,7 @@ async def drives(world: World, run_id: str) -> bool:
     return any(run_id in engine.orchestrator.live for engine in world._engines)
 
 
-async def test_a_parked_run_of_a_dead_process_is_cancelled_when_somebody_asks_for_it(world: World):
+async def test_a_parked_run_of_a_dead_process_is_cancelled_when_a_person_asks_for_it(world: World):
     @flow
     async def waits() -> Any:
         return await wait_for("go")
@@ -124,7 +124,7 @@ async def test_a_parked_run_of_a_dead_process_is_cancelled_when_somebody_asks_fo
 
 
 async def test_a_parked_run_of_a_dead_process_can_be_resumed(world: World):
-    """With recovery on it goes on by itself, and resuming it is refused; with recovery off nobody would wake it."""
+    """With recovery on, the run goes on by itself, and resuming it is refused. With recovery off, no process would wake it."""
 
     @flow
     async def waits() -> Any:
@@ -161,7 +161,7 @@ async def test_a_pending_run_is_refused_for_the_right_reason(world: World, regis
     assert "not registered in this process" not in str(refused.value)
 
 
-# ---- what it has not read
+# ---- messages that a run has not received
 
 
 async def test_explain_shows_unread_messages(world: World):
@@ -226,7 +226,7 @@ ALONE = {"recovery": {"enabled": False}}
 
 
 async def left_behind(engines: Engines, work: Blocking, *run_ids: str) -> None:
-    """These runs were released by an engine that is closed."""
+    """Leave runs that a closed engine has released."""
     a = await engines.start("a", **ALONE)
     for run_id in run_ids:
         await a.start(work.flow.with_id(run_id))
@@ -237,7 +237,7 @@ async def left_behind(engines: Engines, work: Blocking, *run_ids: str) -> None:
 
 @pytest.mark.parametrize("by", ["resume", "cancel"])
 async def test_what_a_person_frees_is_found_behind_others(engines: Engines, by: str):
-    """A room for one run, and others are due before it."""
+    """There is room for one run in memory, and others are due before it."""
     work = Blocking()
     await left_behind(engines, work, "r1", "r2", "r3")
     await engines.start("b", **ALONE, max_concurrent_runs=1)
@@ -320,7 +320,7 @@ async def test_a_run_that_is_started_again_after_a_restart_goes_on(engines: Engi
     assert work.begun == 2
 
 
-async def test_own_runs_have_no_more_than_their_room(engines: Engines):
+async def test_own_runs_take_no_more_room_than_there_is(engines: Engines):
     begun, gate, most = list[int](), asyncio.Event(), 0
 
     @step

@@ -1,4 +1,5 @@
-"""leases="none": every other owner is dead, from the moment of opening on. Whose runs are not stale yet then is not forgotten."""
+"""leases="none": at opening, every other owner counts as dead. An owner whose runs are not stale at that time is not
+forgotten."""
 
 import asyncio
 from typing import Any
@@ -39,7 +40,7 @@ async def test_a_run_that_is_not_stale_yet_is_resumed_when_it_is(late: bool):
     await first.open()
     await first.start(working.with_id("w"))
     await begun.wait()
-    # It dies: nobody lets go of anything. Its object goes on, fenced in a moment, as a frozen process would.
+    # As if it died: it releases nothing. Its object goes on until it is fenced, as a frozen process does.
     clock.advance("9s" if late else "1s")
     async with Relight("memory:", **options) as second:
         await until(second._recovery.caught_up.is_set)  # type: ignore[union-attr]

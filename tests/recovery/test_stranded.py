@@ -1,4 +1,4 @@
-"""Runs that nobody woke: messages while the lease is lost, full houses, broken batches, ends that were told to nobody."""
+"""Runs that no process woke: messages while the lease is lost, a full memory, broken batches, ends that no run was told of."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_what_a_run_is_told_while_the_lease_is_lost_is_heard_afterwards(to
 
         rl.orchestrator.delivery.deliver_new = hearing  # type: ignore[method-assign]
         rl.orchestrator.waker.look_for_messages()
-        await heard.wait()  # while the lease is lost: it is not to be forgotten
+        await heard.wait()  # while the lease is lost: the message must not be forgotten
         leases.cut = False
         if told == "cancel":
             with pytest.raises(RunCancelledError):
@@ -162,10 +162,10 @@ async def test_a_doubt_stays_while_the_lease_is_lost(tmp_path: Path) -> None:
         assert await (await rl.get("r")).result(timeout="60s") == "done"
 
 
-async def test_a_run_that_is_ours_and_not_in_memory_is_found_by_looking(
+async def test_a_run_that_its_owner_does_not_have_in_memory_is_found_by_looking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever dropped it: nobody else may touch it, since its owner is alive."""
+    """Something has dropped it from memory. No other process may take it up, since its owner is alive."""
     monkeypatch.setattr(waking, "LOST_SECONDS", 0.1)
     monkeypatch.setattr(waking, "CHECK_SECONDS", 0.1)
 
@@ -182,7 +182,7 @@ async def test_a_run_that_is_ours_and_not_in_memory_is_found_by_looking(
         lost.loop.unwind("lost")
         await run.signal("go", 1)
         assert await run.result(timeout="60s") == 1
-        assert await recoveries(rl, "w") == 1  # held as poison in the end, if it is the run that brings out the bug
+        assert await recoveries(rl, "w") == 1  # so a run that brings out the bug each time is held as poison in the end
 
 
 async def recoveries(rl: Relight, run_id: str) -> int:
@@ -194,7 +194,7 @@ async def recoveries(rl: Relight, run_id: str) -> int:
 
 
 class LosesAnswers(SqliteStore):
-    """Claims what is due, and breaks before it has said so."""
+    """A store that claims due runs, and once raises an error instead of answering."""
 
     def __init__(self, path: Path, error: Exception) -> None:
         super().__init__(path, clock=SYSTEM_CLOCK)
@@ -211,7 +211,7 @@ class LosesAnswers(SqliteStore):
 
 @pytest.mark.parametrize("error", [StoreUnavailableError("cut off"), KeyError("a bug")], ids=repr)
 async def test_a_claim_of_due_runs_whose_answer_is_lost_is_no_crash(tmp_path: Path, error: Exception) -> None:
-    """Nothing of them was executed. Counted, three lost answers would make suspects of them all."""
+    """No code of these runs was executed. If it counted as a crash, three lost answers would make all of them suspects."""
 
     @flow
     async def waits() -> Any:
@@ -236,10 +236,10 @@ async def test_a_claim_of_due_runs_whose_answer_is_lost_is_no_crash(tmp_path: Pa
 
 
 class Picky(MemoryStore):
-    """Breaks on commits that hold a certain text, as a server does on a value that it cannot store."""
+    """A store that breaks on commits with a certain text, as a server does on a value that it cannot store."""
 
     once = False  # only the first time
-    all_of_them = False  # whatever they hold
+    all_of_them = False  # whatever they contain
 
     def __init__(self) -> None:
         super().__init__(clock=SYSTEM_CLOCK)
@@ -294,7 +294,7 @@ async def test_a_batch_is_divided_until_the_guilty_commit_is_alone() -> None:
         assert await runs[13].result(timeout="60s") == "guilty"
 
 
-async def test_a_fault_that_passes_costs_nobody_anything() -> None:
+async def test_a_fault_that_passes_costs_no_run_anything() -> None:
     store = Picky()
     store.once = True
     meets = batch_of("meets")
@@ -304,7 +304,7 @@ async def test_a_fault_that_passes_costs_nobody_anything() -> None:
         assert store.broke == 1
 
 
-async def test_a_store_that_breaks_on_everything_strands_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_breaks_on_everything_strands_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waking, "LOST_SECONDS", 0.2)
     monkeypatch.setattr(waking, "CHECK_SECONDS", 0.2)
     store = Picky()
@@ -319,7 +319,7 @@ async def test_a_store_that_breaks_on_everything_strands_nobody(monkeypatch: pyt
         assert await asyncio.gather(*(run.result(timeout="60s") for run in runs)) == [f"run {n}" for n in range(20)]
 
 
-async def test_a_bug_that_one_run_of_a_batch_brings_out_strands_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_that_one_run_of_a_batch_brings_out_strands_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore(clock=SYSTEM_CLOCK)
     meets = batch_of("meets")
     settle, broken = Writer.committed_up_to, list[str]()
@@ -338,7 +338,7 @@ async def test_a_bug_that_one_run_of_a_batch_brings_out_strands_nobody(monkeypat
 
 
 class TwoLanes(MemoryStore):
-    """Takes two batches at once, and is slow at both."""
+    """A store that takes two batches at once, and is slow at both."""
 
     lanes = 2
 
@@ -359,7 +359,7 @@ class TwoLanes(MemoryStore):
 
 
 async def test_no_run_is_in_two_batches_at_once() -> None:
-    """The second would not continue where the first ends, and be taken for a stale owner's."""
+    """The second batch would not continue where the first ends. The store would take it for a stale owner's."""
 
     @step
     async def work(number: int) -> int:
@@ -386,7 +386,7 @@ async def test_no_run_is_in_two_batches_at_once() -> None:
 async def test_a_child_cancelled_in_its_back_off_tells_its_parent_whenever_its_process_dies(
     world: World, dies_after: int
 ) -> None:
-    """After each commit from the cancellation on."""
+    """The process dies after each commit from the cancellation on."""
 
     @flow(retry=Retry(attempts=3, delay="1h"))
     async def failing() -> None:
@@ -432,8 +432,8 @@ async def _has_ended(store: Store, run_id: str) -> bool:
     return row is not None and row.status.terminal
 
 
-async def test_bringing_up_a_row_tells_whoever_waits_for_it() -> None:
-    """The journal has the end and the row does not: as after a restore of half a backup."""
+async def test_bringing_a_row_up_to_date_tells_the_run_that_waits_for_it() -> None:
+    """The journal has the end and the row does not, as after the restore of half a backup."""
 
     @flow
     async def failing() -> None:
@@ -488,13 +488,13 @@ async def test_a_child_that_is_cancelled_with_a_journal_that_cannot_be_read_tell
     assert "cancelled; its journal was corrupt" in await run.result(timeout="60s")
 
 
-# ---- room
+# ---- room in memory
 
 
 @pytest.mark.parametrize("limit", [1, 2])
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-async def test_a_full_house_strands_nobody(limit: int, kind: str, tmp_path: Path) -> None:
-    """Nested spawns, signals to parked runs, pauses and sleeps, with room for one or two at a time."""
+async def test_a_full_memory_strands_no_run(limit: int, kind: str, tmp_path: Path) -> None:
+    """Nested spawns, signals to parked runs, pauses and sleeps, with room for one or two runs at a time."""
 
     @flow
     async def leaf(n: int) -> int:
@@ -533,7 +533,7 @@ async def test_a_full_house_strands_nobody(limit: int, kind: str, tmp_path: Path
 
 
 async def test_due_runs_that_cannot_be_claimed_are_not_asked_for_without_a_pause(tmp_path: Path) -> None:
-    """As when the lease is lost in the middle of taking up many."""
+    """For example if the lease is lost while the engine takes up many runs."""
 
     @flow
     async def works() -> None: ...
@@ -563,7 +563,7 @@ async def test_due_runs_that_cannot_be_claimed_are_not_asked_for_without_a_pause
         assert store.asked <= before + 12
 
 
-async def test_others_due_runs_do_not_hide_our_own_while_recovery_is_off(tmp_path: Path) -> None:
+async def test_due_runs_of_other_owners_do_not_hide_own_runs_while_recovery_is_off(tmp_path: Path) -> None:
     @flow
     async def naps() -> str:
         await sleep("0.2s")
@@ -656,7 +656,7 @@ async def test_a_client_that_knows_the_flow_waits_for_an_orchestrator_that_does(
 
     async with Relight(path, drive=False, flows=[late], recovery={"check_interval": "20s"}) as client:
         run = await client.start(late.with_id("r"))
-        async with Relight(path, flows=[]):  # as an orchestrator that is being replaced: it does not know the flow
+        async with Relight(path, flows=[]):  # like an orchestrator of an older version: it does not know the flow
             await until(parked(run, "paused"))
             waiting = asyncio.create_task(run.result(timeout="60s"))
             await asyncio.sleep(0)
@@ -664,7 +664,7 @@ async def test_a_client_that_knows_the_flow_waits_for_an_orchestrator_that_does(
             assert await waiting == "done"
 
 
-async def test_a_client_that_knows_the_flow_hears_of_one_that_nobody_else_knows(
+async def test_a_client_that_knows_the_flow_hears_that_no_orchestrator_knows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waking, "CHECK_SECONDS", 0.05)

@@ -1,4 +1,4 @@
-"""Long-lived tasks are begun again, whatever ends them; a process that cannot keep one alive lets others work."""
+"""Long-lived tasks are begun again, whatever ends them. A process that cannot keep one alive leaves its runs to others."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from relight.supervisor import Part, Supervisor, Work
 from tests.flows.world import until
 from tests.servers.postgres import PostgresServer
 
-MOST_AWAITS = 60  # of one part while the scenario runs: past that, breaking it once more shows nothing new
+MOST_AWAITS = 60  # awaits of one part while the scenario runs: breaking at a later one would show nothing new
 
 
 class BugError(Exception):
-    """What no backend should raise."""
+    """An error that no backend should raise."""
 
 
 class Breaking:
-    """Ends one task, once, with an exception at one of its awaits."""
+    """Ends one task once, by an exception at one of its awaits."""
 
     def __init__(self, part: str, number: int) -> None:
         self.part = part
@@ -72,7 +72,7 @@ class Breaking:
 
 
 class Flows:
-    """One that sleeps, one that listens, one that works."""
+    """Three flows: one sleeps, one waits for a signal, one executes steps."""
 
     def __init__(self) -> None:
         @flow
@@ -102,7 +102,7 @@ def flows() -> Flows:
 
 
 async def scenario(rl: Relight, flows: Flows) -> None:
-    """Everything that has to be done by some part of the engine: a timer, a message, commits, an orphan."""
+    """Work for every part of the engine: a timer, a message, commits, an orphan."""
     nap, told, busy = await rl.start(flows.naps), await rl.start(flows.listens), await rl.start(flows.works)
 
     async def parked() -> bool:
@@ -136,7 +136,7 @@ async def every_await(
     flows: Flows,
     most: int = MOST_AWAITS,
 ) -> int:
-    """How often the part could be broken, each time at a later await, with the scenario going well all the same."""
+    """Break the part again and again, each time at a later await, while the scenario must still succeed. Returns how often."""
     caplog.set_level(logging.CRITICAL, logger="relight")
     monkeypatch.setattr(supervisor, "QUIET_SECONDS", 0.5)
     for number in range(1, most):
@@ -178,7 +178,7 @@ async def test_a_part_that_breaks_at_any_of_its_awaits_is_begun_again(
 async def test_the_recorder_that_breaks_while_it_waits_is_begun_again(
     flows: Flows, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At its other awaits it is the store that breaks: see test_broken_batches."""
+    """At its other awaits the store breaks: see test_broken_batches."""
     breaking = Breaking("recorder-1", 1)
     broken_supervisor(monkeypatch, breaking)
     async with in_memory() as rl:
@@ -190,7 +190,7 @@ async def test_the_recorder_that_breaks_while_it_waits_is_begun_again(
 async def test_a_heartbeat_thread_whose_loop_breaks_has_another(
     flows: Flows, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    """The first awaits are those of the opening, whose caller is told."""
+    """The first awaits belong to the opening. If they break, its caller gets the error."""
     recovery = {"lease_ttl": "1s", "check_interval": "0.2s"}
 
     def on_sqlite() -> Relight:
@@ -219,7 +219,7 @@ def on_postgres(server: PostgresServer, schema: str) -> Relight:
 async def test_the_clock_that_breaks_is_begun_again(
     flows: Flows, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """While it waits. At its other awaits it is the driver that breaks, and its connection is lost."""
+    """It breaks while it waits. At its other awaits the driver breaks, and its connection is lost."""
     monkeypatch.setattr("relight.engine.CLOCK_SECONDS", 0.05)
     schema = "supervised_clock"
     assert await every_await(monkeypatch, caplog, "clock", lambda: on_postgres(postgres_server, schema), flows, most=2)
@@ -228,13 +228,13 @@ async def test_the_clock_that_breaks_is_begun_again(
 async def test_the_listener_that_breaks_is_begun_again(
     flows: Flows, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once it has its connection, which ends with it."""
+    """It breaks after it has its connection, which ends with it."""
     monkeypatch.setattr("relight.backends.postgres.listen.PROBE_SECONDS", 0.05)
     name = "listen-supervised_listener.news"
     breaking = Breaking(name, 10**9)
     broken_supervisor(monkeypatch, breaking)
     async with on_postgres(postgres_server, "supervised_listener") as rl:
-        await until(lambda: breaking.count > 20)  # it listens, and asks again and again whether anybody is there
+        await until(lambda: breaking.count > 20)  # it listens, and checks the connection again and again
         breaking.number = breaking.count + 1
         await until(lambda: breaking.fired)
         await scenario(rl, flows)
@@ -247,7 +247,7 @@ async def test_the_listener_that_breaks_is_begun_again(
 
 
 class HalfBroken(SqliteStore):
-    """One process's view of a store that it cannot ask for due runs."""
+    """A store that one process cannot ask for due runs."""
 
     broken = True
 
@@ -289,7 +289,8 @@ async def test_a_process_that_cannot_keep_a_part_alive_lets_others_take_over(
 async def test_a_recorder_that_broke_comes_back_by_itself(
     flows: Flows, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A process that has let go of its lease drives nothing, and starts nothing: no commit will tell that it is well again."""
+    """A process that has let go of its lease drives no run and starts none. So no commit can show that its recorder
+    works again."""
     monkeypatch.setattr(supervisor, "MOST_FAILURES", 2)
     monkeypatch.setattr(supervisor, "MENDED_SECONDS", 0.5)
     settle, left = _Lane.finish, [2]
@@ -312,7 +313,7 @@ async def test_a_recorder_that_broke_comes_back_by_itself(
 
 
 async def test_a_part_that_rests_is_mended_only_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or a process with a bug would take and lose its lease in turns."""
+    """Otherwise a process with a bug would take and lose its lease in turns."""
     monkeypatch.setattr(supervisor, "MOST_FAILURES", 1)
     kept, mended, fails = Supervisor(), asyncio.Event(), asyncio.Event()
     fails.set()
@@ -334,7 +335,7 @@ async def test_a_part_that_rests_is_mended_only_after_a_while(monkeypatch: pytes
 
 
 async def test_a_task_that_the_program_cancels_is_missed(caplog: pytest.LogCaptureFixture) -> None:
-    """As programs do that end all tasks: then nobody wakes the runs of this process any more, and it says so."""
+    """Some programs end all tasks. Then the runs of this process are not woken any more, and the process says so."""
     async with in_memory() as rl:
         part = rl.services.supervisor.parts["waker"]
         assert part.task is not None
@@ -344,7 +345,7 @@ async def test_a_task_that_the_program_cancels_is_missed(caplog: pytest.LogCaptu
         assert "waker cannot be kept alive" in caplog.text
 
 
-async def test_everybody_can_see_that_an_owner_is_in_trouble(
+async def test_other_processes_can_see_that_an_owner_is_in_trouble(
     flows: Flows, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(supervisor, "MOST_FAILURES", 10**6)
@@ -371,7 +372,7 @@ async def test_everybody_can_see_that_an_owner_is_in_trouble(
 
 
 def test_a_broken_part_is_mended_by_a_good_round_that_comes_long_after(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the first one, its process would take and lose its lease in turns."""
+    """If the first good round mended the part, its process would take and lose its lease in turns."""
     made, said = Supervisor(lambda *_: None), list[str]()
     made.on_broken = lambda part: said.append(f"{part.name} is broken")
     made.on_mended = lambda part: said.append(f"{part.name} is mended")

@@ -1,4 +1,4 @@
-"""Runs that share deaths without progress: tried apart from each other, and only the guilty one is held."""
+"""Runs that share deaths without progress are tried apart from each other, and only the guilty run is held."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.flows.world import World, until
 
 
 class Stuck:
-    """Runs whose one step stands still until its gate is opened: a crash finds them all in flight."""
+    """Runs whose only step waits until its gate is opened. At a crash all of them are in flight."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -41,7 +41,7 @@ class Stuck:
         await until(lambda: set(names) <= set(self.begun))
 
     async def crash(self, times: int, config: dict[str, int] | None = None) -> Relight:
-        """So often, each time with every run in flight that was taken up again."""
+        """Crash so often, each time with every run in flight that was taken up again."""
         for left in range(times, 0, -1):
             self.begun.clear()
             rl = await self.world.crash_and_reopen(recovery=config or {})
@@ -67,7 +67,7 @@ async def test_half_of_the_suspects_wait_and_say_so(world: World):
     plan = {one.run_id: one for one in await rl.plan()}
     assert plan[waiting[0]].action is Action.LEAVE
     assert "suspected, tried alone next" in plan[waiting[0]].reason
-    for name in stuck.begun:  # they make progress: now the others are tried, long before they are due
+    for name in stuck.begun:  # these make progress: so the others are tried now, long before they are due
         stuck.gates[name].set()
     await until(lambda: len(stuck.begun) == 3)
     assert await stuck.waiting() == [name for name in waiting if name not in stuck.begun]
@@ -84,14 +84,14 @@ async def test_a_suspect_that_is_long_and_innocent_passes_and_the_next_is_tried_
     await until(lambda: len(stuck.begun) == 1)
     (waiting,) = await until(stuck.waiting)
     (first,) = stuck.begun
-    world.clock.advance(300)  # it has lived longer than the last process did
+    world.clock.advance(300)  # this process has lived longer than the last one
     await until(lambda: len(stuck.begun) == 2)
     assert first in rl.orchestrator.live
     passed = (await world.state(first)).crashes
     assert (passed.count, passed.alone, passed.tried_with) == (3, 0, 0)
     tried = (await world.state(waiting)).crashes
     assert (tried.count, tried.tried_with) == (3, 1)
-    # What kills the process now counts against the one that is tried alone.
+    # A death of the process counts against the run that is tried alone now.
     stuck.begun.clear()
     rl = await world.crash_and_reopen()
     await until(lambda: len(stuck.begun) == 1)
@@ -106,7 +106,8 @@ async def test_a_suspect_that_is_long_and_innocent_passes_and_the_next_is_tried_
 
 
 async def test_a_long_step_of_a_suspect_is_no_progress(world: World):
-    """Announced after a second, it was: the next suspect was tried beside it, and one death counted as alone for both."""
+    """Once, its announcement after a second counted as progress. The next suspect was tried beside it, and one death counted as a
+    death alone for both."""
     stuck = Stuck(world)
     await stuck.start(await world.open(), "a", "b")
     rl = await stuck.crash(3)
@@ -147,7 +148,7 @@ async def test_innocent_runs_go_on_beside_a_trial_and_a_process_that_dies_in_it_
 
 
 async def test_a_run_is_held_for_deaths_in_which_it_was_the_only_suspect(world: World):
-    """Two share three deaths; then each is tried alone, and the one that dies alone three times is held."""
+    """Two runs share three deaths. Then each is tried alone, and the run that dies alone three times is held."""
     stuck = Stuck(world)
     await stuck.start(await world.open(), "a", "b")
     await stuck.crash(3, {"max_attempts": 3})
@@ -190,7 +191,7 @@ async def _counts(world: World, run_id: str, crashes: int) -> bool:
 
 
 async def test_a_death_is_no_run_s_alone_while_others_of_that_owner_are_still_to_be_looked_at(world: World):
-    """They come in passes; the first pass is not all there is."""
+    """Recovery takes runs up in several passes. The first pass does not have all of them."""
     stuck = Stuck(world)
     await stuck.start(await world.open(), "a", "b")
     await stuck.crash(1, {"max_startup_recovery": 1})

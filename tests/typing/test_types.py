@@ -1,9 +1,10 @@
 """What type checkers say about user code, and whether it is true when the code runs.
 
-The files in `programs/` are user code: they are checked as a user would, by `mypy --strict` and by pyright, against the installed
-package. A line that ends in `# error` must be an error for both checkers, and no other line may be one. The programs without such
-lines are also run: what `assert_type` says of a value must hold then. The examples and the README are user code as well, for mypy
-also the other pages. Each checker runs once, over everything, since that costs seconds.
+The files in `programs/` are user code. As a user would, the tests check them by `mypy --strict` and by pyright, against
+the installed package. A line that ends in `# error` must be an error for both checkers, and no other line may be one.
+The programs without such lines are also run: then what `assert_type` says of a value must be true. The examples and the
+README are user code, too. mypy also checks the other pages. Each checker runs once, over everything, because a run
+takes seconds.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def test_there_are_mistakes_and_programs_without():
     assert len(set(names)) == len(names), "errors are known by the file's name"
 
 
-# What assert_type says, checked when the program runs: with what a checker knows and isinstance does not left out.
+# Checks assert_type when the program runs, without the parts of a type that only a checker knows and isinstance does not.
 CHECKED = """
 import runpy, sys, types, typing
 

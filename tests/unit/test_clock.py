@@ -62,7 +62,7 @@ def test_random_stays_in_its_interval():
     assert len(set(drawn)) > 990
 
 
-def test_a_flow_that_seeds_the_global_generator_does_not_seed_ours():
+def test_a_flow_that_seeds_the_global_generator_does_not_seed_relights():
     state = random.getstate()
     try:
         random.seed(0)
@@ -84,7 +84,7 @@ def test_a_forked_child_does_not_repeat_its_parents_ids():
         try:
             os.write(writer, f"{entropy.run_id()} {entropy.uuid()} {entropy.random()}".encode())
         finally:
-            os._exit(0)  # whatever happens, no second copy of the test run
+            os._exit(0)  # in any case the child ends here: no second copy of the test run
     os.close(writer)
     os.waitpid(child, 0)
     with os.fdopen(reader) as pipe:
@@ -95,7 +95,7 @@ def test_a_forked_child_does_not_repeat_its_parents_ids():
 
 
 async def test_a_server_s_clock_is_set_by_the_answer_with_the_shortest_way():
-    """The first question has to wait for a connection, which would make the clock wrong by half of that."""
+    """The first question has to wait for a connection. That would make the clock wrong by half of the wait."""
     base = FakeClock()
     clock = StoreClock(base)
     ways = iter([(0.0, 4.0), (0.02, 0.02), (0.001, 0.001), (9.0, 9.0)])  # there, and back

@@ -1,4 +1,4 @@
-"""Where a configured value comes from, and what is said about a wrong one."""
+"""Where a configured value comes from, and what the error says about a wrong value."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_keyword_beats_the_environment_which_beats_the_default():
     assert load_config(None, {}, environ).store == "env.db"
 
 
-def test_the_rest_of_the_environment_is_nobodys_business():
+def test_other_environment_variables_are_ignored():
     environ = {
         "PATH": "/bin",
         "RELIGHTING": "1",

@@ -1,4 +1,4 @@
-"""What recovery decides, as a table: every branch, its reason, and which comes first when several apply."""
+"""What recovery decides, as a table: every branch, its reason, and which branch comes first if several apply."""
 
 from itertools import combinations
 from typing import Any
@@ -12,7 +12,7 @@ NOW = 1000.0
 
 
 def facts(**given: Any) -> Facts:
-    """A running run whose owner's session is gone, started at 900, now is 1000."""
+    """The facts of a running run whose owner's session is gone. It was started at 900, and now it is 1000."""
     policy = {k: given.pop(k) for k in list(given) if k in Policy.__struct_fields__}
     base: dict[str, Any] = {
         "status": Status.RUNNING,
@@ -30,7 +30,7 @@ ORPHANS: list[tuple[dict[str, Any], Action, str]] = [
     ({}, Action.RESUME, "its owner died"),
     # active
     ({"owner_alive": True}, Action.LEAVE, "a#1 owns it and is alive"),
-    # of a newer version, whatever else is known of it
+    # of a newer version, whatever the other facts are
     ({"newer": "its status was written by a newer version"}, Action.LEAVE, "its status was written by a newer version"),
     ({"newer": "a newer version", "woken": True, "ended": Status.COMPLETED}, Action.LEAVE, "a newer version"),
     ({"newer": "a newer version", "owner_alive": True}, Action.LEAVE, "a#1 owns it and is alive"),
@@ -76,9 +76,9 @@ ORPHANS: list[tuple[dict[str, Any], Action, str]] = [
     ({"changed_steps": ("a",)}, Action.RESUME, "its owner died"),
     ({"changed_steps": ("a",), "version_mismatch": "rerun"}, Action.RESUME, "its owner died"),
     ({"changed_steps": ("a",), "version_mismatch": "fail"}, Action.HOLD_VERSION, "step 'a': code or options changed"),
-    # arguments that today's flow does not take: whatever the policy says
+    # arguments that today's flow does not accept, under every policy
     ({"refused_input": "its flow does not take it"}, Action.HOLD_VERSION, "its flow does not take it"),
-    # its end is journaled
+    # the journal has its end
     ({"ended": Status.COMPLETED}, Action.FINISH, "its journal ends with completed"),
 ]
 
@@ -90,7 +90,7 @@ def test_orphans(status: Status, given: dict[str, Any], action: Action, reason: 
     assert (decision.action, reason in decision.reason) == (action, True), decision
 
 
-# In the order in which they are asked. Of any two that apply, the first decides.
+# In the order of the questions. If two apply, the first decides.
 IN_ORDER: list[tuple[dict[str, Any], Action]] = [
     ({"status": Status.COMPLETED}, Action.LEAVE),
     ({"owner_alive": True}, Action.LEAVE),
@@ -139,7 +139,7 @@ def test_a_paused_run_whose_owner_died_was_about_to_go_on():
 
 
 @pytest.mark.parametrize("status", [Status.WAITING, Status.PENDING])
-def test_runs_that_nobody_holds_go_by_their_time(status: Status):
+def test_a_run_without_an_owner_is_resumed_at_its_time(status: Status):
     free = {"status": status, "owner": None, "crashed": False}
     assert decide(facts(**free, wake_at=NOW)).action is Action.RESUME
     assert decide(facts(**free, wake_at=NOW + 1)).until == NOW + 1

@@ -66,7 +66,7 @@ def test_accepted(value, seconds):
         "5 m s",
         "inf",
         "nan",
-        "٣s",  # a digit to str.isdigit(), not to us
+        "٣s",  # a digit for str.isdigit(), but not here
         "1h\x00",
         "36526d",
         "9" * 10_000 + "s",

@@ -1,4 +1,4 @@
-"""Exceptions as data: replayed as the class they were, saying what they said, whatever their constructors want."""
+"""Exceptions as data: on replay they have the same class and the same message, whatever arguments their constructors take."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class DeclinedError(ValueError):
 
 
 class RenamingError(Exception):
-    """Its constructor would take its own `args`, and make something else of them."""
+    """Its constructor would accept its own `args`, and make another message of them."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"no {name}")
 
 
 class CountingError(Exception):
-    """Says the same whatever its arguments, and its constructor changes them."""
+    """Its message is the same for all arguments, and its constructor changes them."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count + 1)
@@ -52,7 +52,7 @@ class CountingError(Exception):
 
 
 class HoldingError(Exception):
-    """Keeps what is no data, made anew by its constructor."""
+    """Has an attribute that is not data. Its constructor makes it anew."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -123,7 +123,7 @@ def caught_from(function: Any, *args: Any) -> BaseException:
 
 
 def replayed(exc: BaseException) -> BaseException:
-    """Through the journal's JSON, as a crash would have it."""
+    """Through the journal's JSON, as after a crash."""
     record = record_error(exc)
     return rebuild_error(msgspec.json.decode(msgspec.json.encode(record), type=ErrorRecord))
 
@@ -380,7 +380,7 @@ def test_a_script_that_ran_as_main_keeps_its_built_in_bases(tmp_path: Path):
     ],
 )
 def test_only_exceptions_are_rebuilt(name: str):
-    """A record may come from outside: raised in a step or in the engine, anything else would end more than the step."""
+    """A record may come from outside. Any other class, raised in a step or in the engine, would end more than the step."""
     group = {"message": "m", "members": [{"type": name, "message": "m"}]}
     for record in (
         ErrorRecord(name, "m", args=["m"]),

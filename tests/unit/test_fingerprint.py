@@ -1,4 +1,4 @@
-"""Fingerprints: changed by what code means, not by how it looks, and equal in every process."""
+"""Fingerprints: they depend on what code means, not on how it looks, and are equal in every process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def load(tmp_path: Path) -> Callable[[str], types.ModuleType]:
-    """Imports a text as a module with source, as users' modules are."""
+    """Imports a text as a module with source, like the modules of users."""
 
     def load(source: str) -> types.ModuleType:
         path = tmp_path / f"module_{next(_numbers)}.py"
@@ -279,7 +279,7 @@ def test_functions_of_the_standard_library_are_told_apart():
 
 
 def test_the_form_of_a_tree_is_fixed():
-    """Written out here, for the journal holds digests of it: a change would look like a change of every step."""
+    """The form is written out here, because journals have digests of it. A change would look like a change of every step."""
     source = "async def f(a, /, b: int = 0x10, *c, d=None, **e):\n    x = a.b[1:2]\n    return f'{x!r:>3}' or u'y'\n"
     shape = fingerprint._shape(fingerprint._normalised(ast.parse(source).body[0]))
     assert shape == (
@@ -314,9 +314,9 @@ def test_a_digest_is_the_head_of_md5_wherever_it_comes_from(data: bytes):
     assert text_digest(data) == hashlib.md5(data, usedforsecurity=False).hexdigest()[:16]
 
 
-def test_others_may_parse_in_the_midst_of_it():
-    """As a traceback does that is printed for something the garbage collector has found: CPython's count of how deep the tree is
-    goes wrong then."""
+def test_other_code_may_parse_while_a_fingerprint_is_made():
+    """A traceback parses when it is printed for an object that the garbage collector has found. Then CPython's count of
+    the depth of the tree goes wrong."""
 
     def order(number: int) -> list[int]:
         return [number + 1, number * 2, *(one for one in range(number) if one % 2)]

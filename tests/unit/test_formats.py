@@ -1,4 +1,4 @@
-"""What a newer version has written, as this one reads it."""
+"""How this version reads what a newer version has written."""
 
 from __future__ import annotations
 

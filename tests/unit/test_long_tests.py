@@ -50,7 +50,7 @@ for marks in sys.argv[1:]:
 
 
 def collected(*marks: str) -> list[list[str]]:
-    """The cases of one test that are selected by each of these expressions; "" is what is selected without one."""
+    """The cases of one test that each of these expressions selects. "" is the selection without an expression."""
     command = [sys.executable, "-c", COLLECT, *marks]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     answers = done.stdout.split("=====\n")[:-1]
@@ -58,7 +58,7 @@ def collected(*marks: str) -> list[list[str]]:
 
 
 def test_by_their_marks_tests_are_in_one_place_each():
-    """Whatever is marked for `make soak` alone is not in CI, also if it is marked for CI as well."""
+    """A test that is marked for `make soak` is not in CI, also if it has the mark for CI, too."""
     in_test, in_ci, in_soak = collected("", "soak_ci and not soak", "soak or soak_ci")
     assert in_test == ["test_kills[sqlite-87]", "test_kills[postgres+etcd-87]"]
     assert "test_kills[postgres-87]" in in_ci
@@ -72,7 +72,8 @@ SHORT = re.compile(r"""result\((?:timeout=)?"(?:[1-9]|[12]\d)s"\)""")
 
 
 def test_a_result_is_waited_for_patiently():
-    """A deadline that only bounds hanging costs nothing, and on a busy machine everything takes longer: 60 s at least."""
+    """A deadline that only prevents hanging costs nothing, and on a busy machine everything takes longer. So it is at
+    least 60 s."""
     for file in TESTS:
         found = [line.strip() for line in file.read_text().splitlines() if SHORT.search(line)]
         assert not found, file
@@ -108,8 +109,8 @@ def test_runs_are_counted_and_failures_named(tmp_path):
 
 @pytest.mark.xdist_group("groups-are-kept")
 def test_groups_of_tests_are_kept_together(request):
-    """pytest-xdist puts a group's name behind the id of a test, and shares out by that. With pytest 9.2 the id stayed as it was,
-    and every process started the servers of every group."""
+    """pytest-xdist adds a group's name to the id of a test, and distributes tests by that. With pytest 9.2 the id did
+    not change, and every process started the servers of every group."""
     if not request.config.getoption("loadgroup", default=False):
         pytest.skip("the tests are not shared out by groups")
     assert request.node.nodeid.endswith("@groups-are-kept"), (

@@ -38,7 +38,7 @@ def test_an_extra_is_offered_only_for_what_the_code_uses(extra: str) -> None:
     assert names(PROJECT["optional-dependencies"][extra]) <= imported()
 
 
-def test_whoever_develops_has_every_extra() -> None:
+def test_the_dev_extra_has_every_other_extra() -> None:
     developing = names(PROJECT["optional-dependencies"]["dev"])
     for extra in EXTRAS:
         assert names(PROJECT["optional-dependencies"][extra]) <= developing, extra
@@ -69,6 +69,6 @@ def test_importing_does_not_look_for_the_version() -> None:
 
 
 def test_every_pip_shows_the_licence() -> None:
-    """The field that older ones read. PEP 639 forbids an expression beside it."""
+    """The field that older versions of pip read. PEP 639 forbids an expression beside it."""
     assert PROJECT["license"] == {"text": "Apache-2.0"}
     assert "License :: OSI Approved :: Apache Software License" in PROJECT["classifiers"]

@@ -1,4 +1,4 @@
-"""Payloads: what is journaled comes back as it was, live and replayed alike, or is refused with its place."""
+"""Payloads: a journaled value comes back as it was, both live and on replay, or it is refused and the error names its place."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Point:
 
 @dataclasses.dataclass(eq=False)
 class Mute:
-    """Compares by identity, so that equality cannot tell whether it survives."""
+    """Compares by identity, so that equality cannot show whether it survives."""
 
     value: Any
     when: datetime | None = None
@@ -166,7 +166,7 @@ def refusal(annotation: Any, value: Any, what: str = "result of step 'charge'") 
 
 
 def sealed(annotation: Any, value: Any) -> Any:
-    """Seals and opens; the value that live code goes on with must be the one that replay finds."""
+    """Seal and open a value. Live code must go on with the same value that replay finds."""
     codec = ValueCodec(annotation, "it")
     data, live = codec.seal(value)
     assert codec.seal(value)[0] == data  # the annotation is known now, and plain values take a shortcut
@@ -408,7 +408,7 @@ def test_bottomless_structures_are_refused():
     codec = ArgumentsCodec(lambda x: x, "step 'f'")
     with pytest.raises(PayloadError, match="nested too deeply"):
         codec.digest((value,), {})
-    while value:  # taken apart by hand: freeing it in one go is deep as well
+    while value:  # taken apart step by step: freeing it at once is a deep recursion, too
         value = value[0]
 
 
@@ -464,7 +464,7 @@ anything = st.recursive(
 
 
 def exactly_equal(a: Any, b: Any) -> bool:
-    """Equal in type and value all the way down: what survival means, written in another way than the code."""
+    """Equal in type and value at every depth. This is what survival means, written in another way than in the code."""
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):
@@ -697,14 +697,15 @@ TAKES_THREE = ArgumentsCodec(takes_three, "step 'f'")
 
 
 def digest_of(*args: Any, **kwargs: Any) -> str:
-    """Of a codec's first use, and of its later ones."""
+    """The digests of a codec's first use, and of its later uses."""
     digest = TAKES_THREE.digest(args, kwargs)
     assert ArgumentsCodec(takes_three, "step 'f'").digest(args, kwargs) == digest
     return digest
 
 
 def test_a_digest_is_the_same_whether_or_not_one_was_recorded():
-    """On replay the recorded one is tried first, in a cheaper way, which must not give another one or accept another call."""
+    """Replay tries the recorded digest first, in a cheaper way. That must not give another digest, and must not accept
+    another call."""
     values = [
         [1, {"b": [2.5, None], "a": "é"}],
         (1, [2]),
@@ -848,7 +849,7 @@ def test_digests_do_not_depend_on_the_process():
 
 @st.composite
 def functions(draw: Any) -> Any:
-    """A function of any signature that returns how its call was bound."""
+    """A function with this signature that returns how its call was bound."""
     kinds = draw(st.lists(st.sampled_from(list(inspect._ParameterKind)), max_size=5))
     kinds = [k for i, k in enumerate(sorted(kinds)) if "VAR" not in k.name or k not in sorted(kinds)[:i]]
     parameters, defaults = [], False

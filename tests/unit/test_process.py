@@ -1,4 +1,5 @@
-"""Which processes of this machine are known to be dead. Real ones; a wrong "dead" would cost a living one its runs."""
+"""Which processes of this machine are known to be dead. The tests use real processes. A wrong "dead" would take the runs of a
+living process away."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobod
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
-    """Lives until its input is closed."""
+    """A process that lives until its input is closed."""
     with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as started:
         yield started
         started.kill()
@@ -43,7 +44,7 @@ def test_a_process_that_was_killed_is_dead_also_as_a_zombie(child: subprocess.Po
     theirs = seen(child.pid)
     assert not is_dead(theirs)
     child.kill()
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is still in the table
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is still in the process table
     assert is_dead(theirs)
     child.wait()
     assert is_dead(theirs)
@@ -97,7 +98,7 @@ except PermissionError:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_another_users_process_that_proc_does_not_show_is_alive(hiding: Path):
-    """As with systemd's ProtectProc=invisible: that we may not signal it tells that it is there."""
+    """As with systemd's ProtectProc=invisible: the system refuses a signal to the process, which shows that it exists."""
     theirs = msgspec.json.encode(seen(os.getpid())).decode()
     command = [sys.executable, "-c", ASKING, theirs, str(hiding)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)

@@ -1,4 +1,4 @@
-"""Style is a failing test: the rules of the source tree that a reader should not have to check."""
+"""Style as tests: the rules of the source tree, so that no reader has to check them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOURCE = ROOT / "src" / "relight"
 FILES = sorted(SOURCE.rglob("*.py"))
 
 MAX_LINES = 400
-MAX_IMPORT_PARTS = 3.0  # of the time that asyncio and logging take, which it needs in any case
+MAX_IMPORT_PARTS = 3.0  # times the import of asyncio and logging, which Relight needs in any case
 NOT_IMPORTED = {"typer", "rich", "asyncpg", "litestar", "uvicorn", "aetcd", "nats", "pydantic"}
 PICKLES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "jsonpickle", "marshal", "shelve"}
 
@@ -164,8 +164,8 @@ def import_relight(then: str, name: str = "relight") -> str:
 
 def test_import_is_quick():
     import_relight("pass")  # compiles the bytecode, which is done once per installation
-    # Processor time, the best of many, and beside what any such program imports: whether the machine is slow, or busy with the
-    # other half of the test run, is not the import's fault.
+    # Processor time, the best of many, compared with what every such program imports. So the result does not depend on
+    # whether the machine is slow, or busy with the other half of the test run.
     seconds: dict[str, float] = {}
     for _ in range(20):
         for name in ("relight", "asyncio, logging"):

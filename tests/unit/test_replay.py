@@ -1,4 +1,4 @@
-"""The fold from entries to state: what a crashed run is given back."""
+"""The fold from entries to state: what a run gets back after a crash."""
 
 from __future__ import annotations
 
@@ -173,8 +173,9 @@ def test_deaths_alone_and_trials_are_folded():
     assert replay(shared, tried, alone, passed).crashes == Crashes(2, 1, 0, 7.0, 3.0)
 
 
-def test_that_a_long_step_was_begun_again_is_no_progress():
-    """Announced a second after each crash, it would keep a run that kills its processes from ever being held."""
+def test_a_long_step_that_was_begun_again_is_no_progress():
+    """The step is announced a second after each crash. If that counted as progress, a run that kills its processes
+    would never be held."""
     recovered = j.RunRecovered("", "me", "you", 1.0)
     assert replay(recovered, j.StepStarted("a#1", 1, 5.0, None, False), recovered).crashes.count == 2
 
@@ -346,7 +347,7 @@ def test_a_checkpoint_of_a_newer_version_is_no_damage(fields):
 
 
 def test_what_is_new_has_its_format_in_its_name():
-    """Those without a number are format 1 for ever: whoever adds to them makes older versions take it for something else."""
+    """Names without a number are format 1 for ever. Older versions would misread an addition to such an entry."""
     first = {
         *("created", "completed", "failed", "cancelled", "retrying", "recovered", "resumed", "cancel", "deadlocked"),
         *("started", "retry", "step", "error", "interrupted", "value", "wait", "fired", "signal", "spawned", "joined"),

@@ -1,4 +1,4 @@
-"""Which store a URL names, what is refused, and that no URL shows its password anywhere."""
+"""Which store a URL names, which URLs are refused, and that no URL shows its password anywhere."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_what_names_no_store_is_refused_and_makes_no_file(url: str, advice: str,
     assert list(tmp_path.iterdir()) == []
 
 
-# Every place in which people put passwords, and what may be left of the URL.
+# Every place for a password, and what may be left of the URL.
 WITH_SECRETS = [
     (f"postgresql://u:{SECRET}@h:5432/d", "postgresql://h:5432/d"),
     (f"postgresql://u:{SECRET}@h1,h2/d", "postgresql://h1,h2/d"),

@@ -1,4 +1,4 @@
-"""The pool of threads: every slot comes back, and nothing that was handed to a thread is forgotten."""
+"""The pool of threads: every slot comes back, and no job that was given to a thread is forgotten."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from relight.execution.thread_pool import Job, Threads
 from tests.flows.world import until
 
 
-async def test_a_slot_that_came_for_somebody_who_no_longer_waits_is_given_back():
+async def test_a_slot_that_came_for_a_waiter_that_no_longer_waits_is_given_back():
     pool = Threads(asyncio.get_running_loop(), 1)
     first = await pool.slot()
     waiting = asyncio.create_task(pool.slot())
@@ -33,7 +33,7 @@ async def test_a_slot_that_comes_in_the_moment_of_a_cancellation_is_given_back()
     waiting = asyncio.create_task(pool.slot())
     await until(lambda: pool.wanted == 1)
     first.release()
-    await asyncio.sleep(0)  # the slot is given, and whoever waits for it has not gone on yet
+    await asyncio.sleep(0)  # the slot is given, and the waiter has not gone on yet
     waiting.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         (await waiting).release()
@@ -44,7 +44,7 @@ def test_a_job_that_is_handed_to_a_thread_which_is_about_to_end_is_done(monkeypa
     idle, handed_over = threading.Event(), threading.Event()
 
     class Late(queue.SimpleQueue[Job]):
-        """Its time is over only when a job was put into it."""
+        """A queue whose wait times out only after a job was put into it."""
 
         def get(self, block: bool = True, timeout: float | None = None) -> Job:
             if timeout is None:

@@ -1,4 +1,4 @@
-"""Rounds of a background part: when they are made, and that there is never more than one."""
+"""Rounds of a background part: when they are made, and that there is never more than one at a time."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_a_round_is_made_when_it_is_wanted(keep):
         await until(lambda: ticker.resting)
 
 
-async def test_and_when_its_time_has_come(keep):
+async def test_a_round_is_made_when_its_time_has_come(keep):
     rounds = Rounds()
     keep(Ticker(rounds.run_once, 0.01))
     await until(lambda: rounds.made >= 3)

@@ -1,5 +1,5 @@
-"""A newer version of Relight, made from this one: it writes a kind of event, a kind of message and a hold that this version does
-not know, encodes its checkpoints in another format, and has one more migration. As the next version may."""
+"""A newer version of Relight, made from this one. As the next version may, it writes a kind of event, a kind of message
+and a hold that this version does not know, encodes its checkpoints in another format, and has one more migration."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _PACKAGE = Path(relight.__file__).parent
 
 
 def build(folder: Path) -> Path:
-    """The folder that has to come first in PYTHONPATH."""
+    """Make the newer version. Returns the folder that has to come first in PYTHONPATH."""
     package = folder / "relight"
-    # With what is compiled: only the files that are changed below need that again. Another process may be writing some just now.
+    # Copied with the bytecode: only the files that are changed below need compiling. Another process may be writing bytecode now.
     shutil.copytree(_PACKAGE, package, ignore=shutil.ignore_patterns("*.pyc.*"))
     for name, changes in _CHANGES.items():
         path = package / name

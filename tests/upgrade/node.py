@@ -1,5 +1,5 @@
 """One process of one version: `python -m tests.upgrade.node STORE drive NAME` is an orchestrator; `… poke RUN` and `… pause RUN`
-tell a run something as that version does."""
+post a message to a run as that version does."""
 
 from __future__ import annotations
 

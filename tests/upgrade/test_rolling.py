@@ -1,4 +1,4 @@
-"""Two versions of Relight on one store, real processes: they take runs from each other in both directions, and an older one
+"""Two versions of Relight on one store, in real processes. They take runs from each other in both directions. The older version
 leaves to the newer what it does not understand."""
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from relight.model.run import Hold
 from tests.upgrade import flows, newer
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_SECONDS = 90.0  # used up only by a failure
+DEADLINE_SECONDS = 90.0  # a test waits for so long only if it fails
 _schemas = itertools.count(1)
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("rolling-upgrade")]  # all share a build
+pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("rolling-upgrade")]  # all these tests share a build
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +50,8 @@ class Stage:
         return {**os.environ, **self._environ, "PYTHONPATH": path, "LEDGER": str(self.ledger), "VERSION": version}
 
     async def drive(self, version: str) -> subprocess.Popen[str]:
-        """An orchestrator, once it drives runs. In a thread: the client must go on meanwhile, or whoever migrates the store waits
-        for a transaction of the client's."""
+        """Start an orchestrator, and wait until it drives runs. This is done in a thread. The client must go on meanwhile, or the
+        process that migrates the store would wait for a transaction of the client."""
         return await asyncio.to_thread(self._drive, version)
 
     def _drive(self, version: str) -> subprocess.Popen[str]:
@@ -124,7 +124,7 @@ def stage(request: pytest.FixtureRequest, tmp_path: Path, newer_build: Path) -> 
     made.end()
 
 
-# On PostgreSQL, too, in `make soak-ci`; that runs go from one version to the other is looked at on both in `make test`.
+# `make soak-ci` has these on PostgreSQL, too. `make test` has the test of runs that go from one version to the other on both.
 FIRST_ON_SQLITE = pytest.mark.parametrize(
     "stage", ["sqlite", pytest.param("postgres", marks=pytest.mark.soak_ci)], indirect=True
 )
@@ -132,7 +132,7 @@ FIRST_ON_SQLITE = pytest.mark.parametrize(
 
 @pytest.fixture
 async def client(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Relight]:
-    """Of this version, the older one, as long as the test lasts."""
+    """A client of this version, the older one, for as long as the test lasts."""
     for name, value in stage.environ("older").items():
         if name.startswith("RELIGHT_"):
             monkeypatch.setenv(name, value)
@@ -166,8 +166,8 @@ async def start(rl: Relight, name: str, count: int, steps: int, seconds: float) 
 
 
 async def test_runs_go_from_each_version_to_the_other(stage: Stage, client: Relight):
-    """The older one opens a store that the newer one has migrated, holds what that has written to, drives its own, and loses
-    nothing; the newer one takes up both."""
+    """The older version opens a store that the newer one has migrated. It holds the runs that the newer version has written to,
+    drives its own, and loses nothing. The newer version takes up both kinds."""
     new = await stage.drive("newer")
     first = await start(client, "first", 4, 20, 0.05)
     told = await client.start(flows.upgrade_told.with_id("told"), "told")
@@ -186,12 +186,12 @@ async def test_runs_go_from_each_version_to_the_other(stage: Stage, client: Reli
     assert old.poll() is None
     again = await stage.drive(
         "older"
-    )  # another of them, which does not understand it either: neither takes it from the other
+    )  # another process of the older version does not understand the run either: neither takes it from the other
     await asyncio.gather(*(one.result(timeout="60s") for one in await start(client, "more", 3, 5, 0.0)))
     assert [row.epoch for row in await rows(first)] == epochs
     stage.kill(again)
 
-    await told.signal("go", "on")  # the older one takes it up for that, and leaves it to the newer
+    await told.signal("go", "on")  # the older version takes it up for that, and leaves it to the newer
     await until(lambda: _all([told], is_held), stage)
 
     new = await stage.drive("newer")
@@ -231,7 +231,7 @@ async def _all(runs: list[Handle[Any]], condition: Callable[[Run], bool]) -> boo
 @FIRST_ON_SQLITE
 async def test_a_message_of_a_newer_kind_is_neither_lost_nor_touched(stage: Stage, client: Relight):
     await stage.drive("older")
-    stage.kill(await stage.drive("newer"))  # which has migrated the store under the older one
+    stage.kill(await stage.drive("newer"))  # which has migrated the store that the older version uses
     waiting = await client.start(flows.upgrade_told.with_id("waiting"), "waiting")
     await until(lambda: _is(waiting, Status.WAITING), stage)
     await stage.tell("newer", "poke", "waiting")
@@ -262,7 +262,7 @@ async def test_a_hold_of_a_newer_kind_is_shown_and_left_alone(stage: Stage, clie
     row = await paused.describe()
     assert (row.status, row.hold) == (Status.PAUSED, Hold.UPGRADE)
     assert "its hold '3:quota' of format 3 was written by a newer version of Relight" in row.reason
-    assert "resume() frees it" in row.reason  # what the newer one says of it
+    assert "resume() frees it" in row.reason  # what the newer version says about the hold
     listed = json.loads((await stage.command("older", "runs", "--json")).stdout)
     assert [(one["id"], one["hold"]) for one in listed if one["id"] == "paused"] == [("paused", "upgrade")]
     explained = await stage.command("older", "explain", "paused")

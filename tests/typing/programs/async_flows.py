@@ -15,6 +15,7 @@ from relight import (
     SpawnedRun,
     Status,
     Step,
+    continue_as,
     flow,
     foreach,
     sleep,
@@ -114,6 +115,19 @@ async def everything(order: Order) -> str:
     return f"{decision} {comment} {anything} {words} {child.order}"
 
 
+@flow
+async def count_down(n: int) -> None:
+    if n > 0:
+        continue_as(n - 1)  # without `return`: mypy accepts no returned value in a `-> None` flow
+
+
+@flow
+async def count_up(n: int) -> int:
+    if n < 3:
+        return continue_as(n + 1)
+    return n
+
+
 def takes_definitions(one: Flow[[Order], Any], other: Step[[str], bytes]) -> str:
     return f"{one.name} {other.name}"
 
@@ -134,6 +148,10 @@ async def main() -> None:
         assert_type(receipt, Receipt)
         assert_type(await rl.run(count, ["a", "b"]), int)
         assert_type(await (await rl.start(count.with_id(None), words=["a"])).result(), int)
+
+        await rl.run(count_down, 2)
+        assert_type(await rl.start(count_down, 2), Handle[None])
+        assert_type(await rl.run(count_up, 1), int)
 
         by_name = await rl.start("checkout", order, id="by-name")
         assert_type(by_name, Handle[Any])

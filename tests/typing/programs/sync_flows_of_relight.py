@@ -1,5 +1,5 @@
-"""User code with sync flows that takes everything from `relight`, for use in async flows too: what a sync flow calls is not
-checked, but no right line is refused. What `start` and `run` take and give is checked all the same."""
+"""User code with sync flows that takes everything from `relight`, because async flows use it, too. Checkers do not check what a
+sync flow calls, but they refuse no correct line. They check the arguments and results of `start` and `run` in any case."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
--- Every statement of the PostgreSQL store; the functions it calls are made by the migrations. `-- name:` gives the name,
--- "relight." is replaced by the schema's name. Many values come as arrays: one statement, whatever their number.
+-- Every statement of the PostgreSQL store. The migrations make the functions that it calls. `-- name:` gives the name, and
+-- "relight." is replaced by the schema's name. Many values come as arrays: one statement for any number of values.
 
 -- name: append_batch
 SELECT relight.append_batch($1, $2, $3, $4, $5);
@@ -23,7 +23,7 @@ SELECT r.*, h.last FROM relight.runs AS r LEFT JOIN relight.heads AS h ON h.run 
 FOR KEY SHARE OF r;
 
 -- name: entries_between
--- For each of many journals the events of a range, in order.
+-- For each of many journals: the events of a range, in order.
 SELECT w.key, ARRAY(SELECT event FROM relight.journal WHERE run = w.key AND sequence > w.after AND sequence <= w.until
     ORDER BY sequence)
 FROM unnest($1::bigint[], $2::integer[], $3::integer[]) AS w (key, after, until);
@@ -133,7 +133,7 @@ WHERE root_id IS NULL AND owner IS NULL AND wake_at IS NOT NULL AND status IN ('
 ORDER BY wake_at LIMIT $2;
 
 -- name: due_freed
--- Those of them that a person has resumed or cancelled.
+-- Those due runs that a person has resumed or cancelled.
 SELECT * FROM relight.runs AS r
 WHERE root_id IS NULL AND owner IS NULL AND wake_at IS NOT NULL AND status IN ('pending', 'waiting') AND wake_at <= $1
     AND (reason = 'resumed by hand' OR EXISTS (

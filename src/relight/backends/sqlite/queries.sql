@@ -236,7 +236,7 @@ WHERE root_id IS NULL AND status IN ('waiting', 'pending') AND owner IS NULL AND
 ORDER BY wake_at LIMIT ?;
 
 -- name: due_freed
--- Those of them that a person has resumed or cancelled.
+-- Those due runs that a person has resumed or cancelled.
 SELECT * FROM runs INDEXED BY runs_due
 WHERE root_id IS NULL AND status IN ('waiting', 'pending') AND owner IS NULL AND wake_at IS NOT NULL AND wake_at <= ?
     AND (reason = 'resumed by hand' OR EXISTS (

@@ -1,10 +1,10 @@
 -- The first schema. A migration is never edited once released: the next change is the next number.
 --
--- "relight." stands for the schema's name, whatever it is. Text is compared by its bytes (COLLATE "C"): as Python does it,
+-- "relight." stands for the schema's name, whatever it is. Text is compared by its bytes (COLLATE "C"), as in Python. That is
 -- faster, and no index breaks when the system's locales are upgraded. Times are seconds since the Unix epoch.
 
 CREATE TABLE relight.runs (
-    key         bigint PRIMARY KEY,                    -- given out by the writers, in blocks of run_keys
+    key         bigint PRIMARY KEY,                    -- assigned by the writers, in blocks of run_keys
     id          text COLLATE "C" NOT NULL UNIQUE,
     root_id     text COLLATE "C",                      -- NULL: the run is itself a root
     parent_id   text COLLATE "C",
@@ -25,27 +25,28 @@ CREATE TABLE relight.runs (
     error       bytea
 ) WITH (fillfactor = 80);
 
--- Keys are given out to writers in blocks of 1000, so that a new run's entries can be sent together with the run.
+-- Each writer gets keys in blocks of 1000. So it knows a new run's key, and sends the run's entries together with the run.
 CREATE SEQUENCE relight.run_keys INCREMENT BY 1000;
 
--- Listings, newest first, by each filter. Runs of one instant are few, and sorted by id when they are read: with the id in each
--- of these indexes a run's creation and its end would cost a third more. The unary plus keeps listings with a filter away from
--- the first one: in its order, the few failures among a million successes are found by reading a million rows.
+-- Listings, newest first, by each filter. Few runs have the same time of creation, and the query sorts those by id. With the id
+-- in each of these indexes, a run's creation and its end would cost a third more. Because of the unary plus, listings with a
+-- filter do not use the first index: with it, finding a few failures among a million successes would read a million rows.
 CREATE INDEX runs_by_creation ON relight.runs ((+created_at));
 CREATE INDEX runs_by_flow ON relight.runs (flow, status, created_at);
 CREATE INDEX runs_by_status ON relight.runs (status, created_at);
 CREATE INDEX runs_by_parent ON relight.runs (parent_id, created_at) WHERE parent_id IS NOT NULL;
 
--- What an orchestrator asks for over and over. These hold unfinished roots only, so that a million finished runs cost
--- neither a restart nor a timer anything.
+-- Each orchestrator repeats the queries of these indexes. The indexes contain unfinished roots only, so that a million finished
+-- runs slow down neither a restart nor a timer.
 CREATE INDEX runs_active ON relight.runs (owner, created_at, id)
     WHERE root_id IS NULL AND owner IS NOT NULL AND status IN ('pending', 'running', 'waiting', 'paused');
 CREATE INDEX runs_due ON relight.runs (wake_at)
     WHERE root_id IS NULL AND owner IS NULL AND wake_at IS NOT NULL AND status IN ('pending', 'waiting');
 CREATE INDEX runs_held ON relight.runs (hold, flow, created_at) WHERE root_id IS NULL AND status = 'paused';
 
--- What the fence of a commit compares, one narrow row per root. It is written once per commit: beside the run's own wide row
--- and its many indexes that costs a third, and the free half of each page lets every new version stay in its page (HOT).
+-- What the fence of a commit compares: one narrow row per root. Each commit writes it once. That costs a third of a write to the
+-- run's own row, which is wide and has many indexes. Half of each page is free, so that each new version of a row stays in its
+-- page (HOT).
 CREATE TABLE relight.heads (
     run   bigint PRIMARY KEY,  -- runs.key of the root
     epoch bigint NOT NULL,
@@ -56,7 +57,7 @@ CREATE TABLE relight.heads (
 -- Append-only.
 CREATE TABLE relight.journal (
     run      bigint NOT NULL,   -- runs.key of the root
-    crc      bigint NOT NULL,   -- crc32 of the event, started with the sequence: also tells rows that changed places
+    crc      bigint NOT NULL,   -- crc32 of the event, started with the sequence: also detects rows that changed places
     sequence integer NOT NULL,
     event    bytea NOT NULL,
     PRIMARY KEY (run, sequence)
@@ -65,7 +66,7 @@ CREATE TABLE relight.journal (
 CREATE TABLE relight.checkpoints (
     run      bigint PRIMARY KEY, -- runs.key of the root
     crc      bigint NOT NULL,
-    sequence integer NOT NULL,   -- the last entry the state stands for
+    sequence integer NOT NULL,   -- the last entry that the state includes
     state    bytea NOT NULL
 );
 
@@ -74,7 +75,7 @@ CREATE TABLE relight.blobs (
     data   bytea NOT NULL
 );
 
--- Ids rise in the order of commits: see `lock_inbox`.
+-- Ids grow in the order of commits: see `lock_inbox`.
 CREATE TABLE relight.inbox (
     id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     run          bigint NOT NULL, -- runs.key of the root
@@ -110,7 +111,7 @@ CREATE TABLE relight.log (
 );
 CREATE INDEX log_of_run ON relight.log (run, stream, id);
 
--- Who is alive: one narrow row per session of an orchestrator, rewritten by its heartbeats. The server's clock only.
+-- Which orchestrators are alive: one narrow row per session, updated by each heartbeat. All times are by the server's clock.
 CREATE TABLE relight.orchestrators (
     owner        text COLLATE "C" PRIMARY KEY,
     process      text NOT NULL, -- JSON
@@ -119,7 +120,7 @@ CREATE TABLE relight.orchestrators (
     expires_at   double precision NOT NULL
 ) WITH (fillfactor = 50);
 
--- ---- The rows of a commit, as they come over the wire. `root` is the key of the root whose commit it is.
+-- ---- The rows of a commit, as the store sends them. `root` is the key of the root that the commit belongs to.
 
 CREATE TYPE relight.new_run AS (
     root bigint, last integer, ended smallint, key bigint, id text, root_id text, parent_id text, flow text, flow_hash text,

@@ -1,27 +1,30 @@
--- The group commit, and everything else that must compare and write in one go.
+-- The group commit, and everything else that must compare and write in one transaction.
 --
--- Isolation is READ COMMITTED; each statement of these functions sees what was committed before it began. What keeps writers
--- apart is the lock on a root's row in `heads`, taken by the UPDATE that compares it:
+-- Isolation is READ COMMITTED: each statement of these functions sees what was committed before it began. A lock on a root's
+-- row in `heads` makes writers wait for each other. The UPDATE that compares the row takes the lock:
 --
---   commit vs claim     Both update the head. Whoever comes second waits for the first to end, and then compares the newest
---                       row, not the one of its snapshot: a commit behind a claim finds another epoch and writes nothing; a
---                       claim behind a commit raises the epoch over a journal that holds the commit, and whoever claimed reads
---                       the journal after that. So no entry appears behind a claim under the old epoch.
---   commit vs commit    The same: the second finds that `last` has moved on.
+--   commit vs claim     Both update the head. The second transaction waits until the first has ended. It then compares the
+--                       newest row, not the one of its snapshot. A commit after a claim finds another epoch and writes
+--                       nothing. A claim after a commit raises the epoch of a journal that has the commit, and the process
+--                       that has claimed reads the journal after that. So no entry with the old epoch is added after a claim.
+--   commit vs commit    The same: the second finds another `last`.
 --   claim vs claim      The second finds another epoch.
 --   ending vs message   See lock_inbox.
 --
--- Plans: a few rows that come in arrays drive lookups by index, always. Left alone, the planner would find that reading a whole
--- table is cheaper, on the first day when the table is small, and keep that plan on the second. Hence the settings of each function.
+-- Plans: the few rows of the arrays must be looked up by index, always. On the first day a table is small, so the planner would
+-- find that reading the whole table is cheaper. It would keep that plan when the table is large. The settings of each function
+-- prevent this.
 --
--- Deadlocks: new ids first, then heads in the order of their keys, then the inbox lock, at once as strong as it will be needed
--- (two that share it and both want it alone wait for each other), then the rest, the log's lock last. Where that does not
--- suffice (a spawned run's id that another process is creating at this moment), PostgreSQL ends one of the two
--- transactions, and the store gives it again.
+-- Deadlocks: each transaction locks new ids first, then heads in the order of their keys, then the inbox, then the rest, and the
+-- log last. It takes the inbox lock at once in the strongest mode that it will need: if two transactions had it in shared mode
+-- and both wanted it exclusively, they would wait for each other. In one case this order does not suffice: another process is
+-- creating a run with the id of a spawned run at this moment. Then PostgreSQL ends one of the two transactions, and the store
+-- repeats it.
 
--- Held to the end of the transaction. Whoever adds messages holds it alone, before taking their ids: so ids become visible
--- in their order, and a reader that has seen message 7 has seen message 6. Whoever ends a run shares it, after marking the head and before
--- dropping the inbox: so either the message was there and is dropped, or its writer sees that the run has ended.
+-- The lock is held until the transaction ends. A transaction that adds messages takes it exclusively, before it assigns ids.
+-- So ids become visible in their order: a reader that has seen message 7 has seen message 6. A transaction that ends a run takes
+-- it in shared mode, after it has marked the head and before it deletes the inbox. So either the message was there already and is
+-- deleted, or its writer sees that the run has ended.
 CREATE FUNCTION relight.lock_inbox(p_alone boolean) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF p_alone THEN
@@ -31,13 +34,13 @@ BEGIN
     END IF;
 END $$;
 
--- Whether somebody waits for the end of one of these roots.
+-- Whether any run waits for the end of one of these roots.
 CREATE FUNCTION relight.joined(p_runs bigint[]) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM relight.inbox WHERE run = ANY (p_runs) AND NOT consumed AND kind = 'join');
 END $$;
 
--- Wakes other processes; a bit per flag of relight.model.run.News. The sender is told apart by its token.
+-- Wakes other processes. p_news has a bit for each flag of relight.model.run.News. By its token the sender recognises its own news.
 CREATE FUNCTION relight.tell(p_sender text, p_news integer) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF p_news <> 0 THEN
@@ -45,9 +48,9 @@ BEGIN
     END IF;
 END $$;
 
--- The fast path: every commit is one entry and nothing else. All or nothing: one that does not pass its fence fails the
--- statement (RL001), and the same batch is given to commit_batch, which can tell them apart.
--- Nested loops from the sorted commits to the heads are also the order of the locks.
+-- The fast path: every commit is one entry and nothing else. All or nothing: if one commit is fenced, the statement fails
+-- (RL001). The store then gives the same batch to commit_batch, which returns the commits that were refused.
+-- The plan is a nested loop from the sorted commits to the heads, so the heads are locked in this order.
 CREATE FUNCTION relight.append_batch(p_keys bigint[], p_epochs bigint[], p_sequences integer[], p_events bytea[], p_crcs bigint[])
 RETURNS void LANGUAGE plpgsql
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
@@ -65,7 +68,7 @@ BEGIN
     INSERT INTO relight.journal (run, sequence, event, crc) SELECT * FROM unnest(p_keys, p_sequences, p_events, p_crcs);
 END $$;
 
--- Compares and advances heads; the keys of those that did not pass. p_ended: NULL leaves it as it is.
+-- Compares and advances heads. Returns the keys of the commits that are fenced. p_ended: NULL leaves the value as it is.
 CREATE FUNCTION relight.fence(p_keys bigint[], p_epochs bigint[], p_afters integer[], p_lasts integer[], p_ended smallint[],
     p_reopen boolean[])
 RETURNS bigint[] LANGUAGE plpgsql
@@ -88,9 +91,9 @@ BEGIN
     RETURN ARRAY(SELECT unnest(p_keys) EXCEPT SELECT unnest(v_moved));
 END $$;
 
--- A batch with at most one commit per root; the keys of those that were refused, which have written nothing. Heads and
--- entries come as columns, because nearly every commit has them; the rest as rows. Statements for what is not there are not
--- run. p_news is what the caller knows to be news (see `tell`); it may be too much.
+-- A batch with at most one commit per root. Returns the keys of the commits that were refused: they have written nothing. Heads
+-- and entries come as columns, because nearly every commit has them, and everything else as rows. A statement without rows is not
+-- executed. p_news is what the caller knows to be news (see `tell`). It may have too many flags.
 CREATE FUNCTION relight.commit_batch(
     p_sender text, p_news integer, p_now double precision,
     p_keys bigint[], p_epochs bigint[], p_afters integer[], p_lasts integer[], p_ended smallint[], p_reopen boolean[],
@@ -165,7 +168,7 @@ BEGIN
     IF cardinality(p_messages) + cardinality(p_cancels) > 0 THEN
         v_news := v_news | relight.add_messages(p_messages, p_cancels);
     END IF;
-    IF cardinality(p_taken) > 0 THEN -- the rows stay until the run ends, for `dedup`; their payloads need not
+    IF cardinality(p_taken) > 0 THEN -- the rows stay until the run ends, for `dedup`; their payloads are not needed
         UPDATE relight.inbox AS i SET consumed = true, payload = ''
         FROM unnest(p_taken) AS t WHERE i.id = t.id AND i.run = t.root AND NOT i.consumed;
     END IF;

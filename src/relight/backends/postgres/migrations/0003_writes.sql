@@ -1,7 +1,7 @@
--- The parts of a group commit, and the writes apart from it.
+-- The parts of a group commit, and all other writes.
 
--- New roots with their heads; the keys of those whose id is taken. In the order of their ids, so that two processes that
--- create the same ones wait for each other in the same order.
+-- Inserts new runs, and the heads of the roots among them. Returns the keys of the runs whose ids exist already. The order is
+-- that of the ids, so that two processes that create the same runs wait for each other in the same order.
 CREATE FUNCTION relight.create_runs(p_created relight.new_run[]) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_inserted bigint[];
@@ -26,7 +26,7 @@ BEGIN
     RETURN v_refused;
 END $$;
 
--- Child runs, and spawned roots with their first entries: those whose ids are not taken yet.
+-- Inserts child runs, and spawned roots with their first entries. Runs whose ids exist already are left out.
 CREATE FUNCTION relight.add_runs(p_runs relight.new_run[], p_spawned relight.new_entry[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_known bigint[] := relight.create_runs(p_runs);
@@ -36,10 +36,10 @@ BEGIN
     SELECT s.run, s.sequence, s.event, s.crc FROM unnest(p_spawned) AS s WHERE s.run = ANY (v_roots);
 END $$;
 
--- New values for rows of a tree whose head the caller has locked; a row of another tree is none of the writer's.
--- The news that only the old row tells: a run is no longer paused. One that leaves memory is woken by a message that it has not
--- heard: due at once, and not paused after all. The inbox lock keeps messages from coming between this look and the end of the
--- transaction.
+-- New values for rows of a tree. The caller has locked the tree's head, and rows of other trees are not changed.
+-- Returns the news that only the old row shows: a run is no longer paused. If a run that leaves memory has a message that it has
+-- not received (`heard` is the last that it has), it is due at once, and not paused after all. Because of the inbox lock, no
+-- message is added between this check and the end of the transaction.
 CREATE FUNCTION relight.change_runs(p_changes relight.new_change[], p_now double precision) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     v_news integer;
@@ -65,7 +65,7 @@ BEGIN
     RETURN v_news;
 END $$;
 
--- Into inboxes of unfinished roots; a message already told under the same dedup is not told again. The news.
+-- Adds messages to inboxes of unfinished roots. A message with a dedup that exists already is not added. Returns the news.
 CREATE FUNCTION relight.add_messages(p_messages relight.new_message[], p_cancels relight.new_cancel[])
 RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
@@ -81,7 +81,7 @@ BEGIN
     ON CONFLICT (run, dedup) DO NOTHING;
     GET DIAGNOSTICS v_told = ROW_COUNT;
     IF cardinality(p_cancels) > 0 THEN
-        -- To each unfinished root that was spawned from the tree: by the root, or by a child run under it.
+        -- To each unfinished root that this tree has spawned: by the root, or by a child run under it.
         INSERT INTO relight.inbox (run, kind, name, payload, payload_blob, dedup, at)
         SELECT h.run, 'cancel', '', c.payload, '', 'cancel', c.at
         FROM unnest(p_cancels) AS c
@@ -97,15 +97,15 @@ BEGIN
     RETURN CASE WHEN v_told + v_cancelled > 0 THEN 2 ELSE 0 END;
 END $$;
 
--- Roots that have ended; their heads say so already. Whoever has joined them is told, and their inboxes go, but for those of
--- runs that may come back. The news.
+-- For roots that have ended. Their heads say so already. Runs that have joined them get a message, and their inboxes are deleted,
+-- except the inboxes of runs that may be reopened. Returns the news.
 CREATE FUNCTION relight.end_runs(p_runs bigint[], p_now double precision) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     v_told integer := 0;
 BEGIN
     PERFORM relight.lock_inbox(relight.joined(p_runs));
     IF relight.joined(p_runs) THEN
-        PERFORM relight.lock_inbox(true); -- one that came while we waited for the lock finds it shared
+        PERFORM relight.lock_inbox(true); -- a run may have joined while this waited for the lock in shared mode
         INSERT INTO relight.inbox (run, kind, name, payload, payload_blob, dedup, at)
         SELECT h.run, 'ended', over.id, 'null', '', 'ended:' || over.id || ':' || over.epoch, p_now
         FROM relight.inbox AS i JOIN relight.runs AS over ON over.key = i.run
@@ -118,7 +118,7 @@ BEGIN
     RETURN CASE WHEN v_told > 0 THEN 2 ELSE 0 END;
 END $$;
 
--- One by one, because each wants its id. NULL where the run is terminal or unknown.
+-- Adds the messages one by one, because the caller needs the id of each. NULL: the run is terminal or unknown.
 CREATE FUNCTION relight.post(p_sender text, p_messages relight.new_message[]) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $$
@@ -142,7 +142,7 @@ BEGIN
             IF FOUND THEN
                 v_news := 2;
             ELSE
-                -- Locked, so that this is a commit, too, and waits for the standby to have what an earlier call has written.
+                -- The lock makes this a commit as well: it waits until the standby has what an earlier call has written.
                 SELECT id INTO v_id FROM relight.inbox WHERE run = v_run AND dedup = v_message.dedup FOR KEY SHARE;
             END IF;
         END IF;
@@ -152,7 +152,7 @@ BEGIN
     RETURN v_ids;
 END $$;
 
--- Lines for unknown runs are dropped. One writer at a time, so that a reader that has seen line 7 has seen line 6.
+-- Lines for unknown runs are dropped. Only one transaction writes at a time: a reader that has seen line 7 has seen line 6.
 CREATE FUNCTION relight.add_log(p_log relight.new_line[]) RETURNS void LANGUAGE plpgsql
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $$
@@ -164,7 +164,7 @@ BEGIN
     ORDER BY l.ordinality;
 END $$;
 
--- Raises the epochs of those unfinished roots that stand at these, and makes them this owner's.
+-- For each unfinished root that still has the given epoch: raises the epoch, and makes p_owner the owner.
 CREATE FUNCTION relight.claim(p_ids text[], p_epochs bigint[], p_owner text, p_now double precision)
 RETURNS TABLE (claimed_id text, claimed_key bigint, new_epoch bigint) LANGUAGE plpgsql
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
@@ -187,7 +187,7 @@ BEGIN
     RETURNING r.id, r.key, r.epoch;
 END $$;
 
--- Changes the rows, not the journals, of those unfinished roots that stand at these epochs. p_ended is the heads' new value.
+-- Changes the rows, not the journals, of the unfinished roots that still have these epochs. p_ended is the heads' new value.
 CREATE FUNCTION relight.hold(p_sender text, p_news integer, p_now double precision, p_ids text[], p_epochs bigint[],
     p_change relight.new_change, p_ended smallint)
 RETURNS void LANGUAGE plpgsql
@@ -217,7 +217,7 @@ BEGIN
     PERFORM relight.tell(p_sender, p_news);
 END $$;
 
--- Whether it was taken: not when fenced, not newer than the last one, or beyond the journal.
+-- Stores a checkpoint, and returns true. False: it is fenced, not newer than the last checkpoint, or beyond the journal.
 CREATE FUNCTION relight.checkpoint(p_id text, p_epoch bigint, p_sequence integer, p_state bytea, p_crc bigint)
 RETURNS boolean LANGUAGE plpgsql
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan

@@ -1,10 +1,10 @@
--- Leases: a run's is the owner column of its row together with a session of that owner that has not lapsed. Only the server's
--- clock counts. Epochs and times of runs are not touched: a lease is a hint, the fence is in `heads`.
+-- Leases. A run's lease is the owner column of its row, together with a session of that owner that has not lapsed. Only the
+-- server's clock counts. Epochs and times of runs are not changed here: a lease is a hint, and the fence is in `heads`.
 
 CREATE FUNCTION relight.clock() RETURNS double precision LANGUAGE sql VOLATILE
 RETURN extract(epoch FROM clock_timestamp())::double precision;
 
--- Begins the session, keeps it, or begins it again after it has lapsed or was ended.
+-- Begins the session, keeps it, or begins it again if it has lapsed or was ended. Returns whether it began.
 CREATE FUNCTION relight.heartbeat(p_owner text, p_process text, p_ttl double precision) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_now double precision := relight.clock();
@@ -16,12 +16,13 @@ BEGIN
         expires_at = excluded.expires_at,
         started_at = CASE WHEN o.expires_at > v_now THEN o.started_at ELSE excluded.started_at END
     RETURNING o.started_at INTO v_started;
-    RETURN v_started = v_now; -- it began with this
+    RETURN v_started = v_now; -- this heartbeat began it
 END $$;
 
--- Takes those unfinished roots that are nobody's or a dead owner's, and tells who holds each now: NULL for ourselves.
--- First the locks, in the order of ids, then the comparison, in a statement of its own: one that had waited for a lock would
--- judge the new owner's session as it stood before the wait, when there may have been none, and take the run from the living.
+-- Acquires the unfinished roots that have no owner or a dead one. Returns the owner of each; NULL: the caller.
+-- The first statement locks the roots, in the order of their ids, and the second compares. If one statement did both, it could
+-- wait for a lock and then see the new owner's session as it was before the wait. There may have been no session then, and the
+-- statement would take the run from an owner that is alive.
 CREATE FUNCTION relight.acquire(p_owner text, p_ids text[])
 RETURNS TABLE (run_id text, holder text, holder_expires_at double precision) LANGUAGE plpgsql
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
@@ -43,8 +44,8 @@ BEGIN
     WHERE r.id = ANY (p_ids) AND r.root_id IS NULL AND r.status NOT IN ('completed', 'failed', 'cancelled');
 END $$;
 
--- Nobody's from now on, and due: at its time if it waits for one, else at once. updated_at has passed by the clock of those who
--- look for what is due. A paused run with an owner was about to go on, and does.
+-- The run has no owner now, and is due: at its time if it waits for one, else at once. "At once" is updated_at, which lies in the
+-- past by the clock of the processes that look for due runs. A paused run with an owner was about to go on, and does.
 CREATE FUNCTION relight.release(p_owner text, p_id text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE relight.runs SET owner = NULL, status = 'pending', hold = NULL, reason = '',
@@ -56,14 +57,14 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- Ends a session and tells those who watch.
+-- Ends a session and notifies the processes that watch.
 CREATE FUNCTION relight.end_session(p_owner text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM relight.orchestrators WHERE owner = p_owner;
     PERFORM pg_notify('relight.sessions', p_owner);
 END $$;
 
--- Ends a session, and frees all that it holds.
+-- Ends a session, and releases all runs that it owns.
 CREATE FUNCTION relight.release_all(p_owner text) RETURNS void LANGUAGE plpgsql
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $$

@@ -1,9 +1,9 @@
--- A message makes a run that nobody holds due, in the transaction that puts it into the inbox: see ports/store.py. A trigger,
--- because messages are put there by several functions, and a run that one of them forgot would wait for ever.
+-- A message makes a run without an owner due, in the transaction that puts it into the inbox: see ports/store.py. This is a
+-- trigger because several functions add messages. If one of them forgot to make the run due, the run would wait for ever.
 --
--- Whoever adds messages holds the inbox lock alone. So either the run's owner has let go of it before, which this sees, or it
--- lets go of it after, and finds the message (`heard`, in change_runs). A claim that comes in between raises the epoch and
--- becomes the owner; the rows are compared again then, and that owner reads the message from the inbox.
+-- A transaction that adds messages has the inbox lock exclusively. So either the owner has let go of the run before, and the
+-- trigger sees that; or the owner lets go of it later, and finds the message (`heard`, in change_runs). If another transaction
+-- claims the run in between, the UPDATE compares the row again and finds an owner. That owner reads the message from the inbox.
 CREATE FUNCTION relight.wake_told() RETURNS trigger LANGUAGE plpgsql
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $$
@@ -23,7 +23,7 @@ END $$;
 CREATE TRIGGER inbox_wakes AFTER INSERT ON relight.inbox REFERENCING NEW TABLE AS told
 FOR EACH STATEMENT EXECUTE FUNCTION relight.wake_told();
 
--- What was told before this was so. updated_at has passed by any clock.
+-- Messages posted before this migration. updated_at lies in the past on every clock.
 UPDATE relight.runs AS r SET wake_at = least(r.wake_at, r.updated_at)
 WHERE root_id IS NULL AND owner IS NULL AND status = 'waiting'
     AND EXISTS (SELECT FROM relight.inbox AS i WHERE i.run = r.key AND NOT i.consumed AND i.kind <> 'join');

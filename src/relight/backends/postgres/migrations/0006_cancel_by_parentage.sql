@@ -1,5 +1,6 @@
--- Cancelling goes by parentage: to each unfinished root that was spawned by the cancelled one, by a child run under it, or by one
--- of those, also if that has ended. By prefix of ids it had reached a grandchild or not, depending on how the ids were given.
+-- Cancelling a root reaches each unfinished root that descends from it by parent_id: spawned by it, by a child run under it, or by
+-- such a spawned run, also if that has ended. Before, it went by the prefix of ids: whether it reached a grandchild depended on
+-- how the ids were given.
 CREATE OR REPLACE FUNCTION relight.add_messages(p_messages relight.new_message[], p_cancels relight.new_cancel[])
 RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE

@@ -1,5 +1,5 @@
--- A line that is there already is not added again: whoever is not answered gives the same commit once more, and one without
--- entries is not recognised by them.
+-- A line that is there already is not added again: a process that gets no answer sends the same commit again. A commit without
+-- entries cannot be recognised by its entries.
 CREATE OR REPLACE FUNCTION relight.add_log(p_log relight.new_line[]) RETURNS void LANGUAGE plpgsql
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $$

@@ -1,7 +1,7 @@
 -- compatible since 0008
--- Claims runs that nobody holds and that are due, earliest first; no two callers get the same. Those that fell due after p_since
--- are shared between the sessions that are alive (see relight/model/sharing.py, which says the same): the rest of them is left to
--- the others for a moment. The heads are locked first, as everywhere, and those that somebody else has locked are skipped.
+-- Claims runs that have no owner and are due, earliest first. No two callers get the same run. Runs that fell due after p_since
+-- are shared between the sessions that are alive (by the rule of relight/model/sharing.py): this caller leaves the rest of them to
+-- the others for a moment. The heads are locked first, as everywhere, and heads that another transaction has locked are skipped.
 CREATE FUNCTION relight.claim_due(p_owner text, p_now double precision, p_since double precision, p_limit integer, p_not text[])
 RETURNS SETOF relight.runs LANGUAGE plpgsql
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
@@ -39,7 +39,7 @@ BEGIN
         WHERE r.root_id IS NULL AND r.owner IS NULL AND r.wake_at IS NOT NULL AND r.status IN ('pending', 'waiting')
             AND r.wake_at <= p_now AND r.id <> ALL (p_not) AND h.ended = 0
         ORDER BY r.wake_at LIMIT p_limit FOR UPDATE OF h SKIP LOCKED) AS l;
-    -- A statement of its own, which sees the rows as they are now that their heads are locked.
+    -- A separate statement sees the rows as they are now, after their heads are locked.
     SELECT array_agg(r.key) INTO v_keys FROM relight.runs AS r
     WHERE r.key = ANY (v_keys) AND r.owner IS NULL AND r.status IN ('pending', 'waiting') AND r.wake_at <= p_now;
     UPDATE relight.heads AS h SET epoch = h.epoch + 1 WHERE h.run = ANY (v_keys);

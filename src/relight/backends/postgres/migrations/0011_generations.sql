@@ -1,8 +1,8 @@
 -- compatible since 0008
 -- Runs that live for ever: see NextGeneration in relight/ports/store.py.
 
--- What is kept of a root's consumed messages, but for the newest signals that tell a repetition apart; and joins of runs that
--- have ended.
+-- Deletes what is kept of a root's consumed messages, except the newest signals: their dedup shows a repeated signal. Also deletes
+-- joins of runs that have ended.
 CREATE FUNCTION relight.trim_inbox(p_run bigint, p_kept integer) RETURNS void LANGUAGE plpgsql
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $$
@@ -15,8 +15,9 @@ BEGIN
         WHERE r.id = i.name AND r.root_id IS NULL AND r.status NOT IN ('completed', 'failed', 'cancelled'));
 END $$;
 
--- The roots of these keys, whose heads the same transaction has moved on to these sequences, begin anew behind them. What begins
--- with "a/b/" lies between that and "a/b0": the digit follows the slash. The ids of what a root has spawned begin so, too.
+-- Begins the next generation of these roots after these sequences. The same transaction has set their heads to them. Ids that
+-- begin with "a/b/" are between "a/b/" and "a/b0": the digit 0 follows the slash. Runs that a root has spawned have such ids, too:
+-- root_id excludes them.
 CREATE FUNCTION relight.begin_generations(p_keys bigint[], p_ids text[], p_children text[], p_sequences integer[],
     p_states bytea[], p_crcs bigint[], p_trim boolean[], p_kept integer)
 RETURNS void LANGUAGE plpgsql
@@ -41,7 +42,7 @@ BEGIN
     PERFORM relight.trim_inbox(g.key, p_kept) FROM unnest(p_keys, p_trim) AS g (key, trimmed) WHERE g.trimmed;
 END $$;
 
--- A checkpoint; and trims the inbox.
+-- Stores a checkpoint, and trims the inbox.
 CREATE FUNCTION relight.checkpoint_and_trim(p_id text, p_epoch bigint, p_sequence integer, p_state bytea, p_crc bigint, p_kept integer)
 RETURNS boolean LANGUAGE plpgsql
 AS $$

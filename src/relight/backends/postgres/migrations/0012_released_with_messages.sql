@@ -1,6 +1,7 @@
 -- compatible since 0008
--- A run that is released while it has a message is due at once: nobody knows which of them its owner had heard. The inbox lock keeps
--- messages from coming between this look and the end of the transaction: those that come after it find nobody's run.
+-- A run that is released while it has a message is due at once: it is unknown which messages its owner had received. Because of the
+-- inbox lock, no message is added between this check and the end of the transaction. A message added later finds a run without an
+-- owner.
 CREATE FUNCTION relight.due_when_released(p_run bigint, p_wake_at double precision, p_updated_at double precision)
 RETURNS double precision LANGUAGE sql AS $$
     SELECT CASE WHEN EXISTS (SELECT FROM relight.inbox AS i WHERE i.run = p_run AND NOT i.consumed AND i.kind <> 'join')

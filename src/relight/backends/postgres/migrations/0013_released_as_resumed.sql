@@ -1,6 +1,6 @@
 -- compatible since 0008
--- A pending run that a person has resumed keeps that reason when its owner lets go of it before the flow was called: while recovery
--- is off, only that reason lets another process take the run up.
+-- A person has resumed a pending run, and its owner releases it before the flow was called: then the run keeps its reason. While
+-- recovery is off, only that reason lets another process take the run up.
 
 CREATE FUNCTION relight.reason_when_released(p_status text, p_reason text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_status = 'pending' AND p_reason = 'resumed by hand' THEN p_reason ELSE '' END

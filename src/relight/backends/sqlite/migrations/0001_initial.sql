@@ -1,6 +1,6 @@
 -- The first schema. A migration is never edited once released: the next change is the next number.
 --
--- Journals and inboxes name their run by the integer runs.key: with the text id instead, each journal entry would write
+-- Journals and inboxes refer to their run by the integer runs.key. With the text id instead, each journal entry would write
 -- two to four times as much into the WAL.
 
 CREATE TABLE runs (
@@ -25,14 +25,14 @@ CREATE TABLE runs (
     error       BLOB
 ) STRICT;
 
--- Listings, newest first, by each filter. root_id stands at the end so that skipping child runs reads the index alone.
+-- Listings, newest first, by each filter. root_id is the last column, so that a listing skips child runs by the index alone.
 CREATE INDEX runs_by_creation ON runs (created_at, id, root_id);
 CREATE INDEX runs_by_flow ON runs (flow, status, created_at, id);
 CREATE INDEX runs_by_status ON runs (status, created_at, id);
 CREATE INDEX runs_by_parent ON runs (parent_id, created_at, id) WHERE parent_id IS NOT NULL;
 
--- What an orchestrator asks for over and over. These hold unfinished roots only, so that a million finished runs cost
--- neither a restart nor a timer anything.
+-- Each orchestrator repeats the queries of these indexes. The indexes contain unfinished roots only, so that a million finished
+-- runs slow down neither a restart nor a timer.
 CREATE INDEX runs_active ON runs (created_at, id)
     WHERE root_id IS NULL AND status IN ('pending', 'running', 'waiting') AND owner IS NOT NULL;
 CREATE INDEX runs_due ON runs (wake_at)
@@ -40,19 +40,19 @@ CREATE INDEX runs_due ON runs (wake_at)
 CREATE INDEX runs_held ON runs (hold, flow, created_at)
     WHERE root_id IS NULL AND status = 'paused';
 
--- Append-only. Rows go to the end of the table whatever their run, so that a batch of many runs' entries touches few pages.
+-- Append-only. Rows of all runs go to the end of the table, so that a batch with entries of many runs changes few pages.
 CREATE TABLE journal (
     id       INTEGER PRIMARY KEY,
     run      INTEGER NOT NULL,   -- runs.key of the root
     sequence INTEGER NOT NULL,
     event    BLOB NOT NULL,
-    crc      INTEGER NOT NULL    -- crc32 of the event, started with the sequence: also tells rows that changed places
+    crc      INTEGER NOT NULL    -- crc32 of the event, started with the sequence: also detects rows that changed places
 ) STRICT;
 CREATE UNIQUE INDEX journal_order ON journal (run, sequence);
 
 CREATE TABLE checkpoints (
     run      INTEGER PRIMARY KEY, -- runs.key of the root
-    sequence INTEGER NOT NULL,    -- the last entry the state stands for
+    sequence INTEGER NOT NULL,    -- the last entry that the state includes
     state    BLOB NOT NULL,
     crc      INTEGER NOT NULL
 ) STRICT;
@@ -62,7 +62,7 @@ CREATE TABLE blobs (
     data   BLOB NOT NULL
 ) STRICT;
 
--- AUTOINCREMENT: an id is never used twice, or a reader that has seen message 7 would miss the next message 7.
+-- AUTOINCREMENT: an id is never used twice. Otherwise a reader that has seen message 7 would miss the next message 7.
 CREATE TABLE inbox (
     id           INTEGER PRIMARY KEY AUTOINCREMENT,
     run          INTEGER NOT NULL,  -- runs.key of the root

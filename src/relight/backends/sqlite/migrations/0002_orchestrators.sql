@@ -1,11 +1,11 @@
--- Many orchestrators on one file: who is alive, who holds which runs, and what they saw happen to them.
+-- Many orchestrators on one file: which of them are alive, which runs each owns, and what happened to the runs.
 
--- Each looks for its own runs, and for those of one that died, among all others'.
+-- An orchestrator looks for its own runs, and for the runs of one that died, among the runs of all.
 DROP INDEX runs_active;
 CREATE INDEX runs_owned ON runs (owner, created_at, id)
     WHERE root_id IS NULL AND status IN ('pending', 'running', 'waiting', 'paused') AND owner IS NOT NULL;
 
--- One row per session, so that a heartbeat writes one row whatever the number of runs. By SQLite's clock.
+-- One row per session, so that a heartbeat writes one row for any number of runs. Times are by SQLite's clock.
 CREATE TABLE orchestrators (
     owner        TEXT PRIMARY KEY,
     process      TEXT NOT NULL,     -- JSON: machine, pid, …
@@ -14,7 +14,7 @@ CREATE TABLE orchestrators (
     expires_at   REAL NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- AUTOINCREMENT: a reader that follows a log asks for what came after the last id it saw.
+-- AUTOINCREMENT: a reader that follows a log asks for the lines after the last id that it has seen.
 CREATE TABLE logs (
     id     INTEGER PRIMARY KEY AUTOINCREMENT,
     run    INTEGER NOT NULL,        -- runs.key

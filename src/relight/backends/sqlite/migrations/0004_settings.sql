@@ -1,4 +1,4 @@
--- What all who open this file must agree on: who keeps its leases.
+-- Settings that all processes share: which manager keeps the leases.
 CREATE TABLE settings (
     name  TEXT PRIMARY KEY,
     value TEXT NOT NULL
