@@ -15,9 +15,11 @@ from relight.backends.sqlite.store import SqliteStore
 from relight.clock import SYSTEM_CLOCK
 from relight.errors import ConfigError, RunStateError
 from relight.model.lease import Process, Session
+from relight.model.run import Status
 from relight.ownership.liveness import Presence
 from relight.process import _machine, mark_dead
 from tests.harness.cluster import until
+from tests.recovery.engines import Engines as Apart
 from tests.recovery.engines import Work
 from tests.recovery.test_etcd import recovered
 from tests.servers.etcd import EtcdServer, etcd_or_skip
@@ -53,6 +55,14 @@ async def engines(tmp_path: Path) -> AsyncIterator[Engines]:
     yield made
     for rl in made.opened:
         await rl.close()
+
+
+@pytest.fixture
+async def apart() -> AsyncIterator[Apart]:
+    """Engines whose leases may be cut off, one by one."""
+    made = Apart()
+    yield made
+    await made.end()
 
 
 # ---- an etcd that comes back empty
@@ -242,3 +252,33 @@ async def _nobody(path: Path) -> bool:
         return not any(session.fresh for session in await store.sessions())
     finally:
         await store.close()
+
+
+# ---- an outage for all
+
+
+async def test_after_an_outage_the_others_are_given_a_moment_to_renew_their_leases(apart: Apart):
+    """The first engine that reaches the lease manager again must not take over the runs of all others: they are alive, and
+    what their steps have done meanwhile would be done again."""
+    work = Work()
+    a, b = await apart.start("a"), await apart.start("b")
+    await b.start(work.flow.with_id("r"))
+    await until(lambda: work.begun == 1)
+    for name in ("a", "b"):
+        apart.leases[name].cut = True
+    await until(lambda: time.monotonic() > b.services.heartbeats.valid_until + 0.1, "both leases to lapse")
+    await until(lambda: time.monotonic() > a.services.heartbeats.valid_until + 0.1)
+    # As on a server that is down: the run could not be released either.
+    epoch = (await a.row("r")).epoch
+    row = apart.store.runs["r"]
+    row.owner, row.status = b.services.owner, Status.RUNNING
+    apart.store.data.unfinished["r"] = row
+    apart.leases["a"].cut = False
+    await until(lambda: a.services.heartbeats.may_drive)
+    assert a._recovery is not None
+    assert await a._recovery.round(100) == 0
+    assert (await a.row("r")).epoch == epoch
+    # And if b is dead after all, its run is recovered when that moment is over.
+    work.gate.set()
+    assert await (await a.get("r")).result(timeout="60s") == 7
+    assert (await a.row("r")).epoch == epoch + 1

@@ -68,6 +68,7 @@ class Heartbeats:
         # process may have claimed what this one claimed before the lapse.
         self.lapses = 0
         self.valid_until = 0.0  # by the monotonic clock: until then no other process may claim our runs
+        self._back_at = float("-inf")  # by the monotonic clock: when a lease that had lapsed was renewed
         self._lost = False
         self._failures = 0  # heartbeats in a row that did not get through
         self._withheld = ""  # why this process gives its lease away; "" while it keeps it
@@ -91,6 +92,12 @@ class Heartbeats:
     def may_drive(self) -> bool:
         """Whether runs may be driven and claimed."""
         return not self._lost and self._monotonic() < self.valid_until
+
+    @property
+    def others_need_seconds(self) -> float:
+        """For how long other living processes may not have renewed their leases yet, because the lease manager did not
+        answer anybody until a moment ago. It has not answered this process either."""
+        return max(0.0, self._back_at + self.ttl_seconds / 3 - self._monotonic())
 
     async def start(self, listener: LeaseListener) -> None:
         """Begin the session. Raises what its first heartbeat raises."""
@@ -285,6 +292,8 @@ class Heartbeats:
 
     def _renewed(self, sent: float, *, lapsed: bool) -> None:
         self.lapses += lapsed
+        if lapsed:
+            self._back_at = self._monotonic()
         self.valid_until = sent + self.ttl_seconds
         if self._lost or lapsed:
             self._lost = False

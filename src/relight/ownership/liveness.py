@@ -6,7 +6,9 @@ clocks. So the store remembers each session, too: while an orchestrator has its 
 of the ttl, in one row. Then
 
     listed, and not lapsed                    alive, unless its process is known to be gone
-    listed as lapsed                          dead: the manager has seen it end
+    listed as lapsed                          dead: the manager has seen it end. But if this process could not renew its
+                                              own lease until a moment ago, the others are given a moment, too: the
+                                              server was down, or cut off, for all of them
     not listed                                dead only if the manager has kept its list for a whole ttl, so that every
                                               living owner is in it, and the store has not seen it for a ttl either
 
@@ -37,6 +39,7 @@ class Presence(msgspec.Struct, frozen=True):
     listed: dict[str, Session]  # by the lease manager
     noted: dict[str, Session]  # by the store, where the manager is another
     complete_at: float = 0.0  # from this time on, by the store's clock, every living owner is listed
+    renewed_at: float = 0.0  # from this time on, every living owner has renewed its lease after an outage
     now: float = 0.0
 
     def session(self, owner: str | None) -> Session | None:
@@ -48,6 +51,8 @@ class Presence(msgspec.Struct, frozen=True):
     def is_alive(self, owner: str) -> bool:
         """Whether the owner is alive, or not known to be dead."""
         listed, noted = self.listed.get(owner), self.noted.get(owner)
+        if listed is not None and not listed.fresh and self.now < self.renewed_at:
+            return not is_dead(listed.process)
         if listed is not None:
             return is_alive(listed)
         if noted is not None and is_dead(noted.process):
@@ -55,24 +60,26 @@ class Presence(msgspec.Struct, frozen=True):
         return self.now < self.complete_at or (noted is not None and noted.fresh)
 
     def look_again_at(self, owner: str) -> float | None:
-        """For an owner that is not listed and not known to be dead yet: when to look again. Otherwise None."""
-        if owner in self.listed or not self.is_alive(owner):
+        """For an owner without a fresh session that is not known to be dead yet: when to look again. Otherwise None."""
+        listed, noted = self.listed.get(owner), self.noted.get(owner)
+        if (listed is not None and listed.fresh) or not self.is_alive(owner):
             return None
-        noted = self.noted.get(owner)
+        if listed is not None:
+            return self.renewed_at
         return max(self.complete_at, noted.expires_at if noted is not None else 0.0)
 
 
 async def presence_of(heartbeats: Heartbeats, store: Store, clock: Clock) -> Presence:
     """Query the lease manager and, if it is not the store, the store as well."""
     listed, since = await heartbeats.call(_listed)
-    if heartbeats.leases.in_store:
-        return Presence({session.owner: session for session in listed}, {})
-    noted = await store.sessions()
+    noted = [] if heartbeats.leases.in_store else await store.sessions()
+    now = clock.now()
     return Presence(
         {session.owner: session for session in listed},
         {session.owner: session for session in noted},
-        since + heartbeats.ttl_seconds,
-        clock.now(),
+        0.0 if heartbeats.leases.in_store else since + heartbeats.ttl_seconds,
+        now + heartbeats.others_need_seconds,
+        now,
     )
 
 
