@@ -537,7 +537,7 @@ async def test_a_full_house_strands_nobody(limit: int, kind: str, tmp_path: Path
 async def test_due_runs_that_cannot_be_claimed_are_not_asked_for_without_a_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As when the lease is lost in the middle of taking up many. By the test's clock no time passes, so the pause does not end."""
+    """As when the lease is lost while many are taken up. By the test's clock no time passes, so the pause does not end."""
     monkeypatch.setattr(waking, "CHECK_SECONDS", 3600.0)
     monkeypatch.setattr(waking, "LOST_SECONDS", 3600.0)
 
