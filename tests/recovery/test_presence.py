@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 from relight import Relight
@@ -153,11 +155,16 @@ async def test_an_owner_may_die_in_the_middle_of_a_round(engines: Engines, etcd_
 
 
 async def test_stale_timeout_counts_from_the_last_heartbeat_also_if_the_death_was_seen_early(engines: Engines):
-    """Its process is known to be gone, so its session is ended at once; that must not make it forgotten."""
+    """Its process is known to be gone, so its session is ended at once; that must not make it forgotten: the run, whose time
+    would count instead, is an hour old."""
     work, stale = Work(), 4.0
     a = await engines.open("a", "store")
     run = await a.start(work.flow.with_id("r"))
     await until(lambda: work.begun == 1)
+    with contextlib.closing(apsw.Connection(str(engines.path))) as db:
+        db.set_busy_timeout(60_000)
+        db.execute("UPDATE runs SET created_at = created_at - 3600").fetchall()
+        assert db.changes() == 1
     (session,) = await a.services.heartbeats.call(lambda leases: leases.list_orchestrators())
     await engines.die(a)
     b = await engines.open("b", "store", recovery={"stale_timeout": stale})
