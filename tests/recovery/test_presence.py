@@ -13,12 +13,15 @@ import apsw
 import pytest
 
 from relight import Relight
+from relight.backends.memory import MemoryLeases, MemoryStore
 from relight.backends.sqlite.store import SqliteStore
 from relight.clock import SYSTEM_CLOCK
 from relight.errors import ConfigError, RunStateError
 from relight.model.lease import Process, Session
+from relight.ownership import liveness
 from relight.ownership.liveness import Presence
 from relight.process import _machine, mark_dead
+from relight.ticker import Ticker
 from tests.harness.cluster import until
 from tests.recovery.engines import Work
 from tests.recovery.test_etcd import recovered
@@ -149,6 +152,49 @@ async def test_an_owner_may_die_in_the_middle_of_a_round(engines: Engines, etcd_
     assert await recovery.run_once() == 1
     work.gate.set()
     assert await (await b.get(run.id)).result(timeout="60s") == 7
+
+
+# ---- being seen
+
+
+class Elsewhere(MemoryLeases):
+    """A manager that keeps its leases outside the store."""
+
+    name = "elsewhere"
+    in_store = False
+
+
+async def test_each_round_of_presence_notes_the_session_unless_the_lease_is_lost(monkeypatch: pytest.MonkeyPatch):
+    made: list[Ticker] = []
+
+    class Kept(Ticker):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr(liveness, "Ticker", Kept)
+    store, noted = MemoryStore(clock=SYSTEM_CLOCK), list[str]()
+    note = store.note_session
+
+    async def noting(owner: str, process: Process, ttl_seconds: float) -> None:
+        noted.append(owner)
+        await note(owner, process, ttl_seconds)
+
+    monkeypatch.setattr(store, "note_session", noting)
+    async with Relight(
+        store=store, lease_manager=Elsewhere(store, clock=SYSTEM_CLOCK), recovery={"lease_ttl": "1h"}
+    ) as rl:
+        (presence,) = made
+        owner = rl.services.owner
+        assert noted == [owner]
+        await presence._run_once()
+        assert noted == [owner, owner]
+        rl.services.heartbeats._lost = True  # others may take its runs: it must not look alive
+        await presence._run_once()
+        assert noted == [owner, owner]
+        rl.services.heartbeats._lost = False
+        await presence._run_once()
+        assert noted == [owner, owner, owner]
 
 
 # ---- stale_timeout

@@ -28,6 +28,7 @@ from relight.backends.sqlite.leases import SqliteLeases
 from relight.backends.sqlite.store import SqliteStore
 from relight.clock import SYSTEM_CLOCK
 from relight.errors import LeasesUnavailableError, StoreUnavailableError
+from relight.execution.thread_pool import Slot, Threads
 from relight.handle import Handle
 from relight.model import journal as j
 from relight.model.run import Hold, Run, Status
@@ -652,6 +653,46 @@ async def test_waiting_for_a_thread_does_not_count_against_a_timeout(world: Worl
     gate.set()
     assert await run.result(timeout="60s") == "ran"
     await held.result(timeout="60s")
+
+
+async def test_waiting_for_a_thread_after_a_crash_does_not_count_against_a_timeout(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deadline of the attempt is in the journal: what passes before it is begun again moves it."""
+    gate, begun = threading.Event(), threading.Event()
+    lives: list[int] = []
+
+    @step(timeout="10s")
+    def quick() -> str:
+        lives.append(1)
+        if len(lives) == 1:
+            begun.set()
+            gate.wait()
+        return "ran"
+
+    @flow
+    async def hurried() -> str:
+        return str(await quick())
+
+    plain, asked, given = Threads.slot, asyncio.Event(), asyncio.Event()
+
+    async def slot(self: Threads, *, bounded: bool = True) -> Slot:
+        asked.set()
+        await given.wait()
+        return await plain(self, bounded=bounded)
+
+    await world.open()
+    try:
+        run = await world.rl.start(hurried)
+        await until(begun.is_set)
+        monkeypatch.setattr(Threads, "slot", slot)
+        rl = await world.crash_and_reopen()
+        await asked.wait()
+        world.clock.advance("1h")
+        given.set()
+        assert await (await rl.get(run.id)).result(timeout="60s") == "ran"
+    finally:
+        gate.set()
 
 
 # ---- results

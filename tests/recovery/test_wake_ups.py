@@ -131,6 +131,29 @@ async def test_a_run_that_was_claimed_and_could_not_be_read_is_taken_up_and_no_c
         assert not [event for event in events if isinstance(event, j.RunRecovered)], "nobody has died"
 
 
+async def test_one_pass_takes_up_what_is_due_and_hands_over_what_was_posted() -> None:
+    """By itself, without the task that makes the passes."""
+
+    @flow
+    async def answers() -> Any:
+        return await wait_for("question")
+
+    store = MemoryStore(clock=SYSTEM_CLOCK)
+    async with engine(store, park_after="1h") as driver, engine(store, drive=False) as client:
+        waker = driver.orchestrator.waker
+        await waker.stop()
+        run = await client.start(answers.with_id("r"))
+        assert not driver.orchestrator.live
+        waker.look_for_due()
+        await waker.run_once()
+        assert list(driver.orchestrator.live) == ["r"]
+        await until(waiting(driver, "r"))
+        await run.signal("question", 42)
+        waker.look_for_messages()
+        await waker.run_once()
+        assert await run.result(timeout="60s") == 42
+
+
 class ClaimedMeanwhile(MemoryStore):
     """While one run is being claimed, another process claims it."""
 
