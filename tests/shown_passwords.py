@@ -1,7 +1,8 @@
 """No log line, error or output of a command may show the password that stands in the URL of the tests' PostgreSQL.
 
-`tests/conftest.py` watches every test: each log record, each error of Relight that is raised (also if the test catches it), and
-the logs that processes wrote into the test's folder. Helpers that read a process's output call `shown`.
+`tests/conftest.py` has every test watched: each log record that is made, those for debugging included, each error of Relight's
+that is raised, whether or not the test catches it, and what processes wrote to logs in the test's folder. Helpers that read a
+process's output ask `shown`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ def watching() -> Iterator[list[str]]:
     """Watch this process. Each place that is found is added to the list."""
     found: list[str] = []
     make, plain = logging.getLogRecordFactory(), RelightError.__init__
+    logger = logging.getLogger("relight")
+    level = logger.level
 
     def record(*arguments: Any, **options: Any) -> logging.LogRecord:
         made = make(*arguments, **options)
@@ -40,12 +43,14 @@ def watching() -> Iterator[list[str]]:
         found.extend(shown(" ".join(map(str, arguments)), f"message of {type(error).__name__}"))
         plain(error, *arguments)
 
+    logger.setLevel(logging.DEBUG)  # of a record below the logger's level nothing is made that could be searched
     logging.setLogRecordFactory(record)
     RelightError.__init__ = note  # type: ignore[method-assign, assignment]  # also of errors that the test, or the engine, catches
     try:
         yield found
     finally:
         logging.setLogRecordFactory(make)
+        logger.setLevel(level)
         RelightError.__init__ = plain  # type: ignore[method-assign]
 
 

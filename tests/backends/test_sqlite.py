@@ -32,7 +32,7 @@ from relight.testing.conformance.build import (
     new_run,
 )
 
-DEADLINE_SECONDS = 30
+DEADLINE_SECONDS = 60
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
-"""Each shape is killed before, after and during every storage operation and step, and resumed in a fresh process. `make
-test` takes a sample of the points, `make soak-ci` most of them, `make soak` all.
+"""Each shape is killed before, after and during every storage operation and step, and resumed in a fresh process. `make test`
+takes a sample of the points, `make soak-ci` most of them, `make soak` all. With room for one run or two at a time `make test`
+leaves each shape undisturbed, and `make soak-ci` takes the sample.
 
 No step is lost, no committed step is repeated, a step in flight is repeated at most once per kill, and the end is
 right. What is tried is in `relight.testing.crashpoints`, and how it is judged in `relight.testing.ledger`.
@@ -20,6 +21,12 @@ from tests.crash.conftest import Explorers, Verify
 SAMPLE: dict[Mode, int] = {"after": 11, "during": 7, "before": 29, "raise": 23, "refuse": 37}
 # A death before an operation mostly leaves the same as a death after the last write. A refusal kills no process.
 MOST: dict[Mode, int] = {"after": 1, "during": 1, "before": 4, "raise": 4, "refuse": 6}
+
+
+def full_house(name: str, explorers: Explorers, limit: int) -> Explorer:
+    """With room for so many runs at a time."""
+    shape = SHAPES[name]
+    return explorers(shape.scenario, config={**(shape.config or {}), "max_concurrent_runs": limit}, check=shape.check)
 
 
 def explorer_of(name: str, explorers: Explorers) -> Explorer:
@@ -47,7 +54,25 @@ def sampled(name: str, explorer: Explorer) -> list[CrashPlan]:
 @pytest.mark.timeout(600)  # a matrix of processes, however busy the machine is
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_sample_of_the_crash_points(name: str, explorers: Explorers, verify: Verify) -> None:
-    explorer = explorer_of(name, explorers)
+    try_a_sample(name, explorer_of(name, explorers), verify)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("limit", [1, 2])
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_full_house_comes_to_its_end(name: str, limit: int, explorers: Explorers) -> None:
+    """Undisturbed: what waits makes room for what it waits for."""
+    assert full_house(name, explorers, limit).baseline.outcome.value is not None
+
+
+@pytest.mark.soak_ci
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_sample_of_the_crash_points_of_a_full_house(name: str, explorers: Explorers, verify: Verify) -> None:
+    try_a_sample(name, full_house(name, explorers, 1), verify)
+
+
+def try_a_sample(name: str, explorer: Explorer, verify: Verify) -> None:
     report = Report(scenario=explorer.scenario)
     plans = sampled(name, explorer)
     for plan in plans:

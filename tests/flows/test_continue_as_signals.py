@@ -12,6 +12,7 @@ from relight import (
     wait_for,
 )
 from relight.model.run import MessageKind
+from relight.run.next_generation import TRIM_EVERY
 from tests.flows.calls import finish
 from tests.flows.watching import begins_a_generation, gives_up, is_in_generation, turns, waits_for
 from tests.flows.ways import Held
@@ -35,6 +36,26 @@ async def test_signals_are_taken_by_whichever_generation_asks(world: World):
     for n in range(10):
         await run.signal("n", n)
     assert await run.result() == list(range(10))
+
+
+async def test_the_inbox_of_a_run_that_goes_on_for_ever_does_not_grow(world: World, monkeypatch: pytest.MonkeyPatch):
+    """Signals that were taken stay in it, for their dedup: every hundredth generation drops all but the newest."""
+    for module in ("memory.rows", "sqlite.writes", "postgres.commit"):
+        monkeypatch.setattr(f"relight.backends.{module}.KEPT_DEDUPS", 10)
+    count = 2 * TRIM_EVERY + TRIM_EVERY // 2
+
+    @flow
+    async def taking(n: int) -> int:
+        assert await wait_for("n", int) == n
+        return continue_as(n + 1)
+
+    rl = await world.open()
+    run = await rl.start(taking.with_id("t"), 0)
+    for n in range(count):
+        await run.signal("n", n, id=str(n))
+    await until(lambda: is_in_generation(world, "t", count + 1))
+    assert 10 <= world.remembered("t") <= 10 + TRIM_EVERY
+    await run.cancel()
 
 
 async def test_signals_that_come_while_the_next_generation_is_committed(world: World):

@@ -60,7 +60,7 @@ async def test_what_no_store_can_keep_is_refused_and_breaks_nothing(url: str, wa
         assert [row.id for row in (await rl.list()).runs] == ["r"]
         await run.cancel("he said \0 and \ud800")
         with pytest.raises(RunCancelledError, match="he said "):
-            await run.result(timeout="30s")
+            await run.result(timeout="60s")
         assert await run.status() is Status.CANCELLED
 
 
@@ -88,7 +88,7 @@ async def test_an_error_that_quotes_such_a_text_ends_its_run_and_nothing_else(ur
     async with Relight(url) as rl:
         run = await rl.start(fails.with_id("r"))
         with pytest.raises(Exception, match="it sent"):
-            await run.result(timeout="30s")
+            await run.result(timeout="60s")
         assert await run.status() is Status.FAILED
         assert "it sent" in (await rl.explain("r")).sentence
 
@@ -99,7 +99,7 @@ async def test_a_schema_may_have_the_name_of_a_word_of_sql(schema: str, postgres
     async with Relight(url, db_schema=schema) as rl, Relight(url, db_schema=schema, drive=False) as client:
         run = await client.start(waits.with_id("r"))
         await (await rl.get("r")).signal("go", 7)
-        assert await run.result(timeout="30s") == 7
+        assert await run.result(timeout="60s") == 7
 
 
 async def test_a_new_database_file_is_readable_by_its_owner_only(tmp_path, waits: Flow[[], Any]):
@@ -108,7 +108,7 @@ async def test_a_new_database_file_is_readable_by_its_owner_only(tmp_path, waits
         async with Relight(tmp_path / "app.db") as rl:
             run = await rl.start(waits.with_id("r"))
             await run.signal("go")
-            await run.result(timeout="30s")
+            await run.result(timeout="60s")
             modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
     finally:
         os.umask(old)

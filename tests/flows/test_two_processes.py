@@ -231,7 +231,7 @@ async def test_heavy_load_from_both_is_never_refused(stage: Stage, caplog: pytes
         handles = [await rl.start(flows.busy.with_id(f"here-{n}"), f"here-{n}", steps) for n in range(runs)]
         for _ in range(20):
             await rl.list(limit=100)
-        results = await asyncio.gather(*(run.result(timeout="50s") for run in handles))
+        results = await asyncio.gather(*(run.result(timeout="60s") for run in handles))
         assert results == [sum(range(steps))] * runs
         await child.says(f"done {runs}")
         page = await rl.list(status="completed", limit=1000)

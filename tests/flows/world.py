@@ -274,6 +274,19 @@ class World:
             count: Any = db.execute(f"SELECT count(*) FROM {table}").fetchall()[0][0]
             return int(count)
 
+    def remembered(self, run_id: str) -> int:
+        """Of how many signals that the run has taken the store still knows the dedup."""
+        if self.kind == "memory":
+            return len(self._memory.trees[run_id].by_dedup)
+        where = f"consumed AND run = (SELECT key FROM %s WHERE id = '{run_id}')"
+        if self.server is not None:
+            return int(
+                self.server.sql(f"SELECT count(*) FROM {self.schema}.inbox WHERE {where % f'{self.schema}.runs'}")
+            )
+        with contextlib.closing(apsw.Connection(str(self.path))) as db:
+            count: Any = db.execute(f"SELECT count(*) FROM inbox WHERE {where % 'runs'}").fetchall()[0][0]
+            return int(count)
+
     def damage(self, run_id: str, sequence: int, data: bytes = b'["step"') -> None:
         """Overwrite an entry of a journal, as a failing disk would."""
         if self.kind == "memory":

@@ -133,6 +133,9 @@ async def test_a_walk_through_the_states_of_real_runs(world: World, registry: Re
     await until(lambda: says("sleeping", "a timer until"))
     await until(lambda: says("signalled", "signal 'go' until"))
     await until(lambda: says("retrying", "attempt 2 of failing until"))
+    (backing_off,) = (await rl.explain("retrying")).steps
+    assert (backing_off.key, backing_off.state, backing_off.attempt) == ("failing", "backing off", 2)
+    assert (backing_off.until, backing_off.last_error) == (world.clock.now() + 3600.0, "ValueError: no")
     await until(lambda: says("joining", "run 'spawned' to end"))
     await until(lambda: says("short", "completed at"))
     await (await rl.get("running")).pause()

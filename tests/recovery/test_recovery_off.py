@@ -80,7 +80,7 @@ async def test_an_orphan_that_a_person_resumes_elsewhere_is_taken_up(world: Worl
     await work.die(world)
     _, client = await client_beside(world)
     await client.resume("r")
-    assert await (await client.get("r")).result(timeout="30s") == 3
+    assert await (await client.get("r")).result(timeout="60s") == 3
     assert work.calls == ["first", "second", "second"]
 
 
@@ -100,7 +100,7 @@ async def test_a_paused_run_of_a_dead_process_is_taken_up_when_a_person_resumes_
     await (client.resume("r") if how == "engine" else run.resume())
     await until(lambda: drives(world, run.id))
     await run.signal("go", 7)
-    assert await run.result(timeout="30s") == 7
+    assert await run.result(timeout="60s") == 7
 
 
 async def drives(world: World, run_id: str) -> bool:
@@ -120,7 +120,7 @@ async def test_a_parked_run_of_a_dead_process_is_cancelled_when_a_person_asks_fo
     run = await client.get("r")
     await run.cancel("no longer wanted")
     with pytest.raises(RunCancelledError, match="no longer wanted"):
-        await run.result(timeout="30s")
+        await run.result(timeout="60s")
 
 
 async def test_a_parked_run_of_a_dead_process_can_be_resumed(world: World):
@@ -143,7 +143,7 @@ async def test_a_parked_run_of_a_dead_process_can_be_resumed(world: World):
     assert planned.action is Action.LEAVE
     assert "recovery is off" in planned.reason
     await client.resume("r")
-    assert await run.result(timeout="30s") == 7
+    assert await run.result(timeout="60s") == 7
 
 
 async def test_a_pending_run_is_refused_for_the_right_reason(world: World, registry: Any):
@@ -179,7 +179,7 @@ async def test_explain_shows_unread_messages(world: World):
     assert [text.partition(" of ")[0] for text in explained.unread] == ["signal 'go'", "signal 'other'"]
     assert "; unread in its inbox: signal 'go' of " in explained.sentence
     await run.resume()
-    assert await run.result(timeout="30s") is None
+    assert await run.result(timeout="60s") is None
     explained = await rl.explain("r")
     assert explained.unread == []
     assert "unread" not in explained.sentence

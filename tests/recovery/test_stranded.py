@@ -28,6 +28,7 @@ from relight.backends.sqlite.leases import SqliteLeases
 from relight.backends.sqlite.store import SqliteStore
 from relight.clock import SYSTEM_CLOCK
 from relight.errors import LeasesUnavailableError, StoreUnavailableError
+from relight.execution.thread_pool import Slot, Threads
 from relight.handle import Handle
 from relight.model import journal as j
 from relight.model.run import Hold, Run, Status
@@ -35,6 +36,8 @@ from relight.orchestrator import waking
 from relight.ports.store import Commit, CommitResult, Store
 from relight.record.writer import Writer
 from relight.run.phase import Phase
+from relight.testing.clock import FakeClock
+from tests.flows.watching import turns
 from tests.flows.world import World, until
 
 FAST = {"lease_ttl": "1.2s", "check_interval": "0.2s"}
@@ -532,13 +535,17 @@ async def test_a_full_memory_strands_no_run(limit: int, kind: str, tmp_path: Pat
         assert await run.result(timeout="60s") == sum(n + 10 + 3 for n in range(4))
 
 
-async def test_due_runs_that_cannot_be_claimed_are_not_asked_for_without_a_pause(tmp_path: Path) -> None:
-    """For example if the lease is lost while the engine takes up many runs."""
+async def test_due_runs_that_cannot_be_claimed_are_not_asked_for_without_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when the lease is lost while many are taken up. By the test's clock no time passes, so the pause does not end."""
+    monkeypatch.setattr(waking, "CHECK_SECONDS", 3600.0)
+    monkeypatch.setattr(waking, "LOST_SECONDS", 3600.0)
 
     @flow
     async def works() -> None: ...
 
-    class Unclaimable(SqliteStore):
+    class Unclaimable(MemoryStore):
         asked = 0
 
         async def claim_due(self, owner: str, now: float, since: float, limit: int, but: Sequence[str]) -> list[Run]:
@@ -548,19 +555,21 @@ async def test_due_runs_that_cannot_be_claimed_are_not_asked_for_without_a_pause
         async def claim(self, epochs: dict[str, int], owner: str) -> dict[str, int]:
             return {}
 
-    path = tmp_path / "relight.db"
-    async with Relight(path, drive=False) as client:
+    clock = FakeClock()
+    store = Unclaimable(clock=clock)
+    async with Relight(store=store, clock=clock, drive=False) as client:
         for n in range(150):
             await client.start(works.with_id(f"r{n}"))
-    store = Unclaimable(path, clock=SYSTEM_CLOCK)
-    async with Relight(store=store, lease_manager=SqliteLeases(path)) as rl:
-        await until(lambda: store.asked)
-        before = store.asked
-        async with asyncio.timeout(20):
-            await rl.orchestrator.waker.run_once()
-            rl.orchestrator.waker.look_for_due()
-            await rl.orchestrator.waker.run_once()
-        assert store.asked <= before + 12
+    async with Relight(store=store, clock=clock) as rl:
+        assert rl._recovery is not None
+        await rl._recovery.caught_up.wait()
+        for number in range(1, 4):
+            await until(lambda number=number: store.asked >= number)
+            for _ in range(20):
+                rl.orchestrator.waker.wake_up()
+                await turns()
+            assert store.asked == number
+            clock.advance(waking.NOT_OURS_SECONDS)
 
 
 async def test_due_runs_of_other_owners_do_not_hide_own_runs_while_recovery_is_off(tmp_path: Path) -> None:
@@ -586,9 +595,9 @@ async def test_a_sync_step_that_hangs_past_its_timeout_gives_its_slot_back(caplo
 
     @step(timeout="0.1s")
     def hangs() -> None:
-        gate.wait(60)
+        gate.wait()  # without a limit of its own: its thread comes back at the end of the test only
 
-    @step(timeout="20s")
+    @step
     def fine() -> str:
         return "ran"
 
@@ -601,15 +610,17 @@ async def test_a_sync_step_that_hangs_past_its_timeout_gives_its_slot_back(caplo
         return str(await fine())
 
     async with Relight(store=MemoryStore(clock=SYSTEM_CLOCK), max_threads=1) as rl:
-        one = await rl.start(first)
-        with pytest.raises(Exception, match="did not finish within its timeout"):
-            await one.result(timeout="60s")
-        assert rl.health().abandoned_threads == 1
-        assert "[THREAD_ABANDONED]" in caplog.text
-        assert await rl.run(second) == "ran"
-        gate.set()
+        try:
+            one = await rl.start(first)
+            with pytest.raises(Exception, match="did not finish within its timeout"):
+                await one.result(timeout="60s")
+            assert rl.health().abandoned_threads == 1
+            assert "[THREAD_ABANDONED]" in caplog.text
+            assert await (await rl.start(second)).result(timeout="60s") == "ran"
+        finally:
+            gate.set()
         await until(lambda: rl.health().abandoned_threads == 0)
-        assert await rl.run(second) == "ran"
+        assert await (await rl.start(second)).result(timeout="60s") == "ran"
         await until(lambda: rl.services.threads.in_use == 0)
 
 
@@ -642,6 +653,46 @@ async def test_waiting_for_a_thread_does_not_count_against_a_timeout(world: Worl
     gate.set()
     assert await run.result(timeout="60s") == "ran"
     await held.result(timeout="60s")
+
+
+async def test_waiting_for_a_thread_after_a_crash_does_not_count_against_a_timeout(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deadline of the attempt is in the journal: what passes before it is begun again moves it."""
+    gate, begun = threading.Event(), threading.Event()
+    lives: list[int] = []
+
+    @step(timeout="10s")
+    def quick() -> str:
+        lives.append(1)
+        if len(lives) == 1:
+            begun.set()
+            gate.wait()
+        return "ran"
+
+    @flow
+    async def hurried() -> str:
+        return str(await quick())
+
+    plain, asked, given = Threads.slot, asyncio.Event(), asyncio.Event()
+
+    async def slot(self: Threads, *, bounded: bool = True) -> Slot:
+        asked.set()
+        await given.wait()
+        return await plain(self, bounded=bounded)
+
+    await world.open()
+    try:
+        run = await world.rl.start(hurried)
+        await until(begun.is_set)
+        monkeypatch.setattr(Threads, "slot", slot)
+        rl = await world.crash_and_reopen()
+        await asked.wait()
+        world.clock.advance("1h")
+        given.set()
+        assert await (await rl.get(run.id)).result(timeout="60s") == "ran"
+    finally:
+        gate.set()
 
 
 # ---- results

@@ -3,9 +3,11 @@ fails if the code forgets a wake-up."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from relight import Relight, RunCancelledError, flow, spawn, wait_for
@@ -14,6 +16,7 @@ from relight.clock import SYSTEM_CLOCK
 from relight.errors import StoreUnavailableError
 from relight.model import journal as j
 from relight.model.journal import Journal
+from relight.model.run import Run, Status
 from relight.orchestrator import waking
 from relight.ports.store import Commit, CommitResult
 from tests.flows.world import until
@@ -126,3 +129,80 @@ async def test_a_run_that_was_claimed_and_could_not_be_read_is_taken_up_and_no_c
         assert isinstance(journal, Journal)
         events = [j.decode_event(entry.event) for entry in journal.entries]
         assert not [event for event in events if isinstance(event, j.RunRecovered)], "nobody has died"
+
+
+async def test_one_pass_takes_up_what_is_due_and_hands_over_what_was_posted() -> None:
+    """By itself, without the task that makes the passes."""
+
+    @flow
+    async def answers() -> Any:
+        return await wait_for("question")
+
+    store = MemoryStore(clock=SYSTEM_CLOCK)
+    async with engine(store, park_after="1h") as driver, engine(store, drive=False) as client:
+        waker = driver.orchestrator.waker
+        await waker.stop(0.0)
+        run = await client.start(answers.with_id("r"))
+        assert not driver.orchestrator.live
+        waker.look_for_due()
+        await waker.run_once()
+        assert list(driver.orchestrator.live) == ["r"]
+        await until(waiting(driver, "r"))
+        await run.signal("question", 42)
+        waker.look_for_messages()
+        await waker.run_once()
+        assert await run.result(timeout="60s") == 42
+
+
+class ClaimedMeanwhile(MemoryStore):
+    """While one run is being claimed, another process claims it."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(clock=SYSTEM_CLOCK)
+        self.run_id = run_id
+        self.asked, self.answer = asyncio.Event(), asyncio.Event()
+
+    async def claim(self, epochs: dict[str, int], owner: str) -> dict[str, int]:
+        if self.run_id not in epochs:
+            return await super().claim(epochs, owner)
+        self.asked.set()
+        await self.answer.wait()
+        await super().claim(epochs, "another#1")
+        return await super().claim(epochs, owner)
+
+    async def put(self, run_id: str, owner: str) -> None:
+        """A run of the flow `works` that this process drives."""
+        row = Run(
+            id=run_id,
+            root_id=run_id,
+            flow="works",
+            status=Status.RUNNING,
+            created_at=1.0,
+            updated_at=1.0,
+            owner=owner,
+            epoch=1,
+            input=b"{}",
+        )
+        event = j.RunCreated("", "works", "", msgspec.Raw(b"{}"), "", 1.0)
+        await self.commit([Commit(root_id=run_id, epoch=1, create=row, entries=[j.encode_event(event)])])
+
+
+async def test_recovery_that_waits_for_room_goes_on_when_a_claim_comes_too_late() -> None:
+    """The run never was in memory, so nothing leaves it: the claim itself says that its room is free again."""
+
+    @flow(name="works")
+    async def works() -> str:
+        return "done"
+
+    store = ClaimedMeanwhile("late")
+    async with engine(store, max_concurrent_runs=1) as rl:
+        assert rl._recovery is not None
+        await rl._recovery.caught_up.wait()
+        await store.put("late", rl.services.owner)
+        await store.put("orphan", "gone#1")
+        rl.orchestrator.check_ownership(["late"], crashed=False)
+        await store.asked.wait()
+        rl._recovery._ticker.wake()
+        await until(lambda: rl.orchestrator.memory._room_waiters)
+        store.answer.set()
+        assert await (await rl.get("orphan")).result(timeout="60s") == "done"

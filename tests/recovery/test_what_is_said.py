@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from relight.backends.memory import MemoryLeases, MemoryStore
 from relight.clock import SYSTEM_CLOCK
 from relight.errors import LeasesUnavailableError, StoreUnavailableError
 from relight.flow.registry import Registry
+from relight.model.lease import Acquired, OwnedBy
 from relight.model.run import News
 from tests.flows.world import World, until
 
@@ -200,7 +202,42 @@ async def test_an_outage_of_the_store_is_said_once_by_each_part(caplog: pytest.L
     assert "gets answers again, after " in said[1]
 
 
-# ---- many callers that wait
+class NoKeys(MemoryLeases):
+    """A manager outside the store that does not take the keys of runs while it is `down`."""
+
+    in_store = False
+    down = True
+    tries = 0
+
+    async def acquire_lease(self, run_ids: Sequence[str]) -> dict[str, Acquired | OwnedBy]:
+        self.tries += 1
+        if self.down:
+            raise LeasesUnavailableError("the server is down")
+        return {}
+
+
+async def test_an_outage_of_what_only_makes_recovery_slower_begins_and_ends_with_one_token(
+    caplog: pytest.LogCaptureFixture,
+):
+    @flow
+    async def waits() -> Any:
+        return await wait_for("go")
+
+    store = MemoryStore(clock=SYSTEM_CLOCK)
+    leases = NoKeys(store, clock=SYSTEM_CLOCK)
+    with caplog.at_level(logging.WARNING, logger="relight"):
+        async with Relight(store=store, lease_manager=leases, park_after="1h") as rl:
+            await rl.start(waits.with_id("r"))
+            await until(lambda: leases.tries >= 2)
+            leases.down = False
+            await until(lambda: "gets answers again" in caplog.text)
+    said = [record.getMessage() for record in caplog.records if "attach" in record.getMessage()]
+    assert [line.partition(" ")[0] for line in said] == ["[WATCH_FAILED]", "[WATCH_FAILED]"], said
+    assert "the server is down" in said[0]
+    assert "gets answers again, after " in said[1]
+
+
+# ---- many who wait
 
 
 async def test_many_callers_that_wait_for_results_share_one_read_per_notification(world: World):

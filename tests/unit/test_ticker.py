@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from relight.backends.postgres import listen
 from relight.supervisor import Supervisor
 from relight.ticker import Ticker
 from tests.flows.world import until
@@ -83,3 +84,19 @@ async def test_a_round_that_raises_is_made_again_and_is_under_way_until_then(kee
     await until(lambda: not rounds.failures)
     assert not ticker.resting
     await until(lambda: ticker.resting and rounds.made == 1)
+
+
+async def test_where_nothing_can_be_listened_for_every_round_says_that_news_may_have_been_missed(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    missed: list[int] = []
+    monkeypatch.setattr(listen, "TICK_SECONDS", FOR_EVER)
+    polling = listen.Polling(lambda: missed.append(1))
+    await polling.run_once()
+    await polling.run_once()
+    assert missed == [1, 1]
+    await polling.close()
+    monkeypatch.setattr(listen, "TICK_SECONDS", 0.01)
+    polling = listen.Polling(lambda: missed.append(1))
+    await until(lambda: len(missed) >= 5)
+    await polling.close()

@@ -19,6 +19,7 @@ import pytest
 import relight
 from relight import Handle, Relight, Run, Status
 from relight.model.run import Hold
+from tests import shown_passwords
 from tests.upgrade import flows, newer
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +85,7 @@ class Stage:
         )
 
     async def command(self, version: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return await asyncio.to_thread(
+        done = await asyncio.to_thread(
             subprocess.run,
             [sys.executable, "-m", "relight.cli.main", *arguments, "--db", self.store],
             cwd=self.folder,
@@ -94,6 +95,8 @@ class Stage:
             timeout=DEADLINE_SECONDS,
             check=False,
         )
+        assert not shown_passwords.shown(done.stdout + done.stderr, " ".join(arguments))
+        return done
 
     def log(self, version: str) -> str:
         path = self.folder / f"{version}.log"

@@ -47,9 +47,8 @@ def health_of(services: Services, live: Sized) -> Health:
 def report_failure(part: Part, error: Exception, pause_seconds: float) -> None:
     """Log why a part failed: an outage as a warning, once, when it begins; anything else as a bug."""
     if isinstance(error, StoreError):
-        token = Token.RECOVERY_FAILED if part.essential else Token.WATCH_FAILED
         level = logging.WARNING if part.outages == 1 else logging.DEBUG
-        log(level, token, f"{part.name}: {error}; trying again until it answers")
+        log(level, _outage_of(part), f"{part.name}: {error}; trying again until it answers")
     else:
         log(
             logging.CRITICAL,
@@ -57,6 +56,11 @@ def report_failure(part: Part, error: Exception, pause_seconds: float) -> None:
             f"{part.name} broke ({part.failures} times by now): {error!r}; it starts again in {pause_seconds:.2g}s",
             error,
         )
+
+
+def _outage_of(part: Part) -> Token:
+    """The token of an outage, from its first line to its last: without a part that is not essential, recovery is only slower."""
+    return Token.RECOVERY_FAILED if part.essential else Token.WATCH_FAILED
 
 
 def let_go_when_broken(supervisor: Supervisor, heartbeats: Heartbeats) -> None:
@@ -75,6 +79,6 @@ def let_go_when_broken(supervisor: Supervisor, heartbeats: Heartbeats) -> None:
         heartbeats.go_on()
 
     def back(part: Part) -> None:
-        log(logging.WARNING, Token.RECOVERY_FAILED, f"{part.name} gets answers again, after {part.outages} tries")
+        log(logging.WARNING, _outage_of(part), f"{part.name} gets answers again, after {part.outages} tries")
 
     supervisor.on_broken, supervisor.on_mended, supervisor.on_back = broken, mended, back
