@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ _HELD = {
 class Departure:
     """How a run leaves memory."""
 
-    __slots__ = ("calm", "held", "outcome", "park_armed", "park_timer", "refusals")
+    __slots__ = ("calm", "held", "leave_by", "outcome", "park_armed", "park_timer", "refusals")
 
     def __init__(self) -> None:
         self.held: tuple[Hold, str] | None = None  # the run cannot go on, and why
@@ -50,6 +51,7 @@ class Departure:
         self.park_armed = False
         self.park_timer: Timer | None = None
         self.calm: asyncio.Future[None] | None = None  # done when the last body has ended: `_calm` waits for it
+        self.leave_by = math.inf  # by the loop's time: the lease is lost, and no grace may go on for longer (`hurry`)
         self.refusals = 0  # how often Unwind was raised in the flow's code
 
 
@@ -158,6 +160,8 @@ async def _calm(run: LiveRun, grace_seconds: float) -> float:
     if not run.inflight:
         return grace_seconds
     loop = run.services.loop
+    # `hurry` may have been called before this: a departure begins a turn of the loop earlier than its task.
+    grace_seconds = max(min(grace_seconds, run.departure.leave_by - loop.time()), 0.0)
     until = loop.time() + grace_seconds
     run.departure.calm = loop.create_future()
     await asyncio.wait([run.departure.calm], timeout=grace_seconds)
@@ -168,14 +172,17 @@ async def _calm(run: LiveRun, grace_seconds: float) -> float:
 def hurry(run: LiveRun, grace_seconds: float) -> None:
     """The lease is lost. A run that is leaving memory already has at most this grace for its steps in flight: after
     that another process may execute them."""
-    calm = run.departure.calm
-    if calm is not None and not calm.done():
-        run.services.loop.call_later(grace_seconds, _end_wait, calm)
+    departure, loop = run.departure, run.services.loop
+    departure.leave_by = min(departure.leave_by, loop.time() + grace_seconds)
+    if departure.calm is not None and not departure.calm.done():
+        loop.call_later(grace_seconds, _end_wait, departure.calm)
+    if run.turns.gone is not None and not run.turns.gone.done():
+        loop.call_later(max(grace_seconds, STOP_SECONDS), _end_wait, run.turns.gone)
 
 
-def _end_wait(calm: asyncio.Future[None]) -> None:
-    if not calm.done():
-        calm.set_result(None)
+def _end_wait(waited_for: asyncio.Future[None]) -> None:
+    if not waited_for.done():
+        waited_for.set_result(None)
 
 
 def body_ended(run: LiveRun, key: str) -> None:
@@ -192,7 +199,9 @@ async def _threads_gone(run: LiveRun, grace_seconds: float) -> None:
     turns = run.turns
     if not turns.threads:
         return
-    turns.gone = run.services.loop.create_future()
+    loop = run.services.loop
+    turns.gone = loop.create_future()
+    grace_seconds = min(grace_seconds, run.departure.leave_by - loop.time())
     await asyncio.wait([turns.gone], timeout=max(grace_seconds, STOP_SECONDS))
     if turns.threads:
         _say_stuck(run)
