@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -191,3 +192,55 @@ async def test_a_death_is_no_run_s_alone_if_others_of_that_owner_had_room_before
         await (await rl.get(f"r{n}")).result(timeout="60s")
         (recovered,) = [event for event in await world.events(f"r{n}") if type(event).__name__ == "RunRecovered"]
         assert not recovered.alone  # type: ignore[union-attr]
+
+
+# ---- how many there are
+
+
+@pytest.mark.parametrize("kind", ["orphan", "due", "held"])
+async def test_room_that_is_filled_while_others_are_looked_for_is_filled_once(tmp_path: Path, kind: str):
+    """A run is started here after the others were counted, and before they are in memory."""
+    world, turns = World("memory", tmp_path), Turns()
+    store, opened, begun = world._memory, asyncio.Event(), list[Any]()
+    if kind == "orphan":
+        rl = await world.open()
+        await rl.start(turns.flow.with_id("found"), "found")
+        await until(lambda: turns.came)
+        await world.crash()
+        turns.came.clear()
+    else:
+        client = await world.open(drive=False)
+        await client.start(turns.flow.with_id("found"), "found")
+        if kind == "held":
+            stranger = await world.open(flows=[])
+            await world.until_status("paused", await client.get("found"))
+            await world.close(stranger)
+    name = {"orphan": "list_active_roots", "due": "claim_due", "held": "list_held"}[kind]
+    real = getattr(store, name)
+
+    async def meanwhile(*args: Any) -> Any:
+        await opened.wait()
+        rows = await real(*args)
+        if [row for row in rows if row.id == "found"] and not begun:
+            begun.append("begun")
+            await world.rl.start(turns.flow.with_id("started"), "started")
+        return rows
+
+    setattr(store, name, meanwhile)
+    rl = await world.open(max_concurrent_runs=1)
+    memory = rl.orchestrator.memory
+    most, enter = 0, memory.enter
+
+    def entered(run: Any) -> None:
+        nonlocal most
+        enter(run)
+        most = max(most, len(memory.live))
+
+    memory.enter = entered  # type: ignore[method-assign]
+    opened.set()
+    await turns.go(2)
+    for run_id in ("found", "started"):
+        await (await rl.get(run_id)).result(timeout="60s")
+    assert begun
+    assert most == 1
+    await world.end()

@@ -25,6 +25,7 @@ class Memory:
         self.taking: set[str] = set()  # runs that are being claimed and restored right now
         self.creating: Counter[str] = Counter()  # runs that are being created: how many calls of start() create each
         self.reserved = 0  # for how many of those calls room is reserved
+        self.claiming = 0  # how many due runs the store may be claiming for this process right now
         self.own: set[str] = set()  # runs that were started or resumed here; used only while recovery is off
         self.stopping = False  # no run is taken up any more
         self.stopped = False  # nothing more happens to any run here, even if one has stayed in `live`
@@ -36,12 +37,13 @@ class Memory:
 
     @property
     def room(self) -> int:
-        """How many more runs may be in memory. Runs that are being taken up or created count as if they were there."""
-        return self._limit - len(self.live) - len(self.taking) - self.reserved
+        """How many more runs may be in memory. Runs that are being claimed, taken up or created count as if they were
+        there."""
+        return self._limit - len(self.live) - len(self.taking) - self.reserved - self.claiming
 
     @property
     def crowded(self) -> bool:
-        return self.room * 10 < self._limit
+        return (self.room + self.claiming) * 10 < self._limit  # nearly always far fewer are claimed than may be
 
     @property
     def room_is_wanted(self) -> bool:

@@ -178,6 +178,9 @@ class Orchestrator:
     def room(self) -> int:
         return self.memory.room
 
+    def no_room(self) -> None:
+        self.waker.no_room()
+
     def seeks_room(self, seeker: SeeksRoom) -> None:
         self.memory.seekers.append(seeker)
 

@@ -112,6 +112,10 @@ class Waker:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._services.loop.call_soon_threadsafe(self.look_for_held)
 
+    def no_room(self) -> None:
+        """Runs were found, and the room for them was filled before they could be claimed: look for them again."""
+        self._look_again = self._free_again = True
+
     @property
     def wants_room(self) -> bool:
         """Whether runs may be waiting for room in memory."""
@@ -208,7 +212,11 @@ class Waker:
         leaving = [run_id for run_id, run in memory.live.items() if run.stopping is not None]
         but = [*memory.taking, *leaving]
         lapses = self._services.heartbeats.lapses
-        rows = await self._services.store.claim_due(owner, now, now - NOT_OURS_SECONDS, limit, but)
+        memory.claiming = limit  # this process must drive what is claimed: nothing else may fill that room meanwhile
+        try:
+            rows = await self._services.store.claim_due(owner, now, now - NOT_OURS_SECONDS, limit, but)
+        finally:
+            memory.claiming = 0
         if rows:
             await self._take_up_claimed(rows, lapses)
         # Runs that are being taken up or are leaving memory may be due: look again when they have arrived or left.

@@ -51,6 +51,10 @@ class RunsInMemory(Host, Protocol):
         """How many runs this seeker may take up now."""
         ...
 
+    def no_room(self) -> None:
+        """Runs were found, and there is no room for them any more: look for them again."""
+        ...
+
     def looked(self, seeker: SeeksRoom, *, had_room: bool) -> None:
         """This seeker has looked for runs to take up: it is the others' turn, if it had room for any."""
         ...
