@@ -43,9 +43,21 @@ _HELD = {
 class Departure:
     """How a run leaves memory."""
 
-    __slots__ = ("calm", "held", "leave_by", "outcome", "park_armed", "park_timer", "refusals")
+    __slots__ = (
+        "calm",
+        "cancelled_at",
+        "grace_began_at",
+        "held",
+        "leave_by",
+        "outcome",
+        "park_armed",
+        "park_timer",
+        "refusals",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, cancelled_at: int) -> None:
+        self.cancelled_at = cancelled_at  # the journal's length when the run was cancelled
+        self.grace_began_at = 0  # and when its cancel_grace began, the last time
         self.held: tuple[Hold, str] | None = None  # the run cannot go on, and why
         self.outcome: Run | None = None  # the final row, once it is written into a commit
         self.park_armed = False
@@ -63,34 +75,15 @@ def due_at(run: LiveRun) -> float | None:
     return min(run.timers.due.values(), default=None)
 
 
-def consider_parking(run: LiveRun) -> None:
-    """The whole run waits: park it if it still waits after a moment."""
-    if run.departure.park_armed or run.stopping is not None or run.cancel_reason is not None:
-        return
-    due = due_at(run)
-    if due is not None and due - run.services.clock.now() <= run.services.config.park_after_seconds:
-        return  # it is due too soon
-    run.departure.park_armed = True
-    # At once if other runs wait for room in memory, or if it is a sync flow, which would keep its thread.
-    if run.host.crowded or run.turns.threads:
-        run.services.loop.call_soon(_check_parking, run)
-    else:
-        seconds = run.services.config.park_after_seconds
-        run.departure.park_timer = run.services.clock.call_later(seconds, lambda: _check_parking(run))
-
-
-def _check_parking(run: LiveRun) -> None:
-    run.departure.park_armed = False
-    if run.phase is not DRIVEN or run.cancel_reason is not None or not run.blocked:
-        return  # when it is blocked again, this is considered again
-    run.services.background.start(park(run), "park", run.broke)
-
-
 async def park(run: LiveRun) -> None:
     """Take a blocked run out of memory, until it is due or gets a message."""
     if run.phase is not DRIVEN or not run.blocked:
         return  # it was woken since it was checked: if it were parked now, nothing would wake it again
     wake_at = due_at(run)
+    if run.cancel_reason is not None:
+        # Otherwise its grace would never end if what it waits for never comes.
+        grace_over = run.services.clock.now() + run.services.config.cancel_grace_seconds
+        wake_at = grace_over if wake_at is None else min(wake_at, grace_over)
 
     def write() -> None:
         run.change(Status.WAITING, owner=None, wake_at=wake_at, heard=run.last_heard)
