@@ -93,6 +93,41 @@ async def test_a_round_that_breaks_while_orphans_wait_for_room_is_made_again(
             assert await (await rl.get(f"r{n}")).result(timeout="60s") == "woken"
 
 
+async def test_room_that_becomes_free_while_a_round_comes_to_its_end_is_not_overlooked(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    turns = Turns()
+    rl = await world.open()
+    for n in range(3):
+        await rl.start(turns.flow.with_id(f"r{n}"), f"r{n}")
+    await until(lambda: len(turns.came) == 3)
+    await world.crash()
+    turns.came.clear()
+    rl = await world.open(max_concurrent_runs=1)
+    recovery = recovery_of(rl)
+    await until(lambda: turns.came and recovery.wants_room)
+    recover = recovery._recover
+    monkeypatch.setattr(rl.orchestrator, "look_for_held", lambda: None)  # or the waker looks, and offers the room
+    late_once: list[bool] = []
+
+    async def late(*args: Any) -> Any:
+        """The run that it has taken up is over before the round is."""
+        found = await recover(*args)
+        if recovery.wants_room and not late_once:
+            late_once.append(True)
+            recovery.wants_room = False  # as in the first round
+            await turns.go(2)
+            await until(lambda: not rl.orchestrator.live)
+        return found
+
+    monkeypatch.setattr(recovery, "_recover", late)
+    turns.gates[turns.came[0]].set()
+    await until(lambda: late_once)
+    await turns.go(3)
+    for n in range(3):
+        await (await rl.get(f"r{n}")).result(timeout="60s")
+
+
 # ---- who comes first
 
 

@@ -54,9 +54,7 @@ class Waker:
         self._watchers = watchers
         self._ticker = Ticker(self.run_once, CHECK_SECONDS, round_over=services.idleness.look)
         self._complete = False  # the last pass has come to its end
-        self._looking = (
-            False  # a pass that has room is under way, and nobody else may fill it before this one has looked
-        )
+        self._looking = False  # a pass that has room is under way: nobody may fill all of it before this pass has
         self._checked_at = self._lost_at = services.loop.time()  # when everything, and lost runs, were last looked for
         # What the next pass looks for: due runs; messages; held runs; runs that we own and that are not in memory.
         self._look_again = self._listen_again = self._free_again = self._lost_again = False

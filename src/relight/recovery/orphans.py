@@ -139,11 +139,17 @@ class OrphanRecovery:
                 claimed, left = claimed + count, left or short
         if failure is not None:
             raise failure
-        self.wants_room = left
-        self._orchestrator.looked(self, had_room=claimed > 0 or not left)
+        self._looked(claimed, left)
         await self._clear_away(presence, owners)
         self._orchestrator.look_for_held()  # the hint from a process that held a run may have been lost
         return claimed
+
+    def _looked(self, claimed: int, left: bool) -> None:
+        """This round has looked for all orphans. `left`: some are left for lack of room."""
+        self.wants_room = left
+        self._orchestrator.looked(self, had_room=claimed > 0 or not left)
+        if left and self._orchestrator.room_for(self) > 0:
+            self.wake_up()  # a run has left memory after the last look, when it was not known yet that room is wanted
 
     def _give_way(self) -> None:
         """This round could not look. It is made again in any case, and until then the waker need not leave room for it."""
