@@ -203,6 +203,6 @@ async def test_recovery_that_waits_for_room_goes_on_when_a_claim_comes_too_late(
         rl.orchestrator.check_ownership(["late"], crashed=False)
         await store.asked.wait()
         rl._recovery._ticker.wake()
-        await until(lambda: rl.orchestrator.memory._room_waiters)
+        await until(lambda: rl._recovery is not None and rl._recovery.wants_room)
         store.answer.set()
         assert await (await rl.get("orphan")).result(timeout="60s") == "done"

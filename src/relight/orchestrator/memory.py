@@ -1,4 +1,8 @@
-"""Memory: which runs are in memory in this process, or about to be, and how much room there is for more."""
+"""Memory: which runs are in memory in this process, or about to be, and how much room there is for more.
+
+Recovery and the waker fill the same room, in turns. Neither waits for room inside a round: it says that it wants room
+(`SeeksRoom`), and is woken when there is some.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 
+from relight.recovery.memory import SeeksRoom
 from relight.run.live_run import LiveRun
 
 
@@ -20,40 +25,51 @@ class Memory:
         self.taking: set[str] = set()  # runs that are being claimed and restored right now
         self.creating: Counter[str] = Counter()  # runs that are being created: how many calls of start() create each
         self.reserved = 0  # for how many of those calls room is reserved
+        self.claiming = 0  # how many due runs the store may be claiming for this process right now
         self.own: set[str] = set()  # runs that were started or resumed here; used only while recovery is off
         self.stopping = False  # no run is taken up any more
         self.stopped = False  # nothing more happens to any run here, even if one has stayed in `live`
         self.arrived = asyncio.Event()  # a run that was being taken up or created is in memory now, or will not be
         self.departed = asyncio.Event()  # a run has left memory
-        self._room_waiters: list[asyncio.Future[None]] = []
+        self.seekers: list[SeeksRoom] = []  # who takes up runs; the first of those that want room has the next one
 
     # ---- room
 
     @property
     def room(self) -> int:
-        """How many more runs may be in memory. Runs that are being taken up or created count as if they were there."""
-        return self._limit - len(self.live) - len(self.taking) - self.reserved
+        """How many more runs may be in memory. Runs that are being claimed, taken up or created count as if they were
+        there."""
+        return self._limit - len(self.live) - len(self.taking) - self.reserved - self.claiming
 
     @property
     def crowded(self) -> bool:
-        return self.room * 10 < self._limit
+        return (self.room + self.claiming) * 10 < self._limit  # nearly always far fewer are claimed than may be
 
-    async def wait_for_room(self) -> None:
-        """Wait until a run can be taken up. Recovery waits here, so that no orphan is left behind for lack of room."""
-        while self.room <= 0:
-            freed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._room_waiters.append(freed)
-            await freed
+    @property
+    def room_is_wanted(self) -> bool:
+        """Whether runs may be waiting in the store for room here."""
+        return any(seeker.wants_room for seeker in self.seekers)
 
-    def wake_who_waits_for_room(self) -> bool:
-        """A run may have left: wake those who wait for room, if there is some. Returns whether there is."""
-        if self.room <= 0:
-            return False
-        for waiter in self._room_waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        self._room_waiters.clear()
-        return True
+    def room_for(self, seeker: SeeksRoom) -> int:
+        """How many runs this seeker may take up now. If it is another one's turn, that one is left room for one run:
+        otherwise the faster of the two would always take the room, and the other one never found any."""
+        first = next((one for one in self.seekers if one is seeker or one.wants_room), seeker)
+        return max(self.room - (first is not seeker), 0)
+
+    def looked(self, seeker: SeeksRoom, *, had_room: bool) -> None:
+        """This seeker has looked for runs to take up. If it had room for any, it is the others' turn now. In any case
+        the others may need to be woken: it may be their turn for the room that there is."""
+        if had_room:
+            self.seekers.remove(seeker)
+            self.seekers.append(seeker)
+        self.offer_room(but=seeker)
+
+    def offer_room(self, *, but: SeeksRoom | None = None) -> None:
+        """A run may have left: if there is room, wake those that want it."""
+        if self.room > 0:
+            for seeker in self.seekers:
+                if seeker is not but and seeker.wants_room:
+                    seeker.wake_up()
 
     # ---- coming in and leaving
 

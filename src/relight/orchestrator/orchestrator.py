@@ -23,6 +23,7 @@ from relight.orchestrator.row_reads import RowReads
 from relight.orchestrator.uncertain_runs import UncertainRuns
 from relight.orchestrator.waking import Waker
 from relight.orchestrator.watchers import Watcher, Watchers
+from relight.recovery.memory import SeeksRoom
 from relight.recovery.take_up import take_up as _take_up
 from relight.recovery.take_up import take_up_claimed
 from relight.recovery.trials import Trials
@@ -63,6 +64,7 @@ class Orchestrator:
             self.claimed_elsewhere,
             self.watchers,
         )
+        self.seeks_room(self.waker)
         self.trials = Trials(services, self.waker.wake)
         services.idleness.parts.append(self._is_idle)
 
@@ -178,8 +180,17 @@ class Orchestrator:
     def room(self) -> int:
         return self.memory.room
 
-    async def wait_for_room(self) -> None:
-        await self.memory.wait_for_room()
+    def no_room(self) -> None:
+        self.waker.no_room()
+
+    def seeks_room(self, seeker: SeeksRoom) -> None:
+        self.memory.seekers.append(seeker)
+
+    def room_for(self, seeker: SeeksRoom) -> int:
+        return self.memory.room_for(seeker)
+
+    def looked(self, seeker: SeeksRoom, *, had_room: bool) -> None:
+        self.memory.looked(seeker, had_room=had_room)
 
     def reserve(self, run_id: str) -> bool:
         """A run is about to be created: whether room is reserved for it. The caller calls `release` in any case."""
@@ -213,8 +224,7 @@ class Orchestrator:
 
     def _room_is_free(self) -> None:
         self.services.idleness.look()
-        if self.memory.wake_who_waits_for_room() and self.waker.wants_room:
-            self.waker.wake_up()
+        self.memory.offer_room()
 
     def taken_up(self, run_ids: Sequence[str]) -> None:
         """These runs are in memory now, or could not be taken up. In the second case their room is free again."""
@@ -286,7 +296,7 @@ class Orchestrator:
         if flow is None or not self.services.heartbeats.may_drive or self.memory.stopping:
             # `stop` or `let_go_of_all` was called while the next generation was being committed, and skipped this run.
             self._release(begun, "its orchestrator stops, or has lost its lease")
-        elif self.room <= 0 and self.waker.wants_room:
+        elif self.room <= 0 and self.memory.room_is_wanted:
             self.services.background.start(self._make_room(begun), "release", begun.broke)
         else:
             execute.drive(begun, flow)

@@ -54,6 +54,7 @@ class Waker:
         self._watchers = watchers
         self._ticker = Ticker(self.run_once, CHECK_SECONDS, round_over=services.idleness.look)
         self._complete = False  # the last pass has come to its end
+        self._looking = False  # a pass that has room is under way: nobody may fill all of it before this pass has
         self._checked_at = self._lost_at = services.loop.time()  # when everything, and lost runs, were last looked for
         # What the next pass looks for: due runs; messages; held runs; runs that we own and that are not in memory.
         self._look_again = self._listen_again = self._free_again = self._lost_again = False
@@ -111,10 +112,14 @@ class Waker:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._services.loop.call_soon_threadsafe(self.look_for_held)
 
+    def no_room(self) -> None:
+        """Runs were found, and the room for them was filled before they could be claimed: look for them again."""
+        self._look_again = self._free_again = True
+
     @property
     def wants_room(self) -> bool:
         """Whether runs may be waiting for room in memory."""
-        return self._look_again or self._free_again or bool(self._uncertain)
+        return self._looking or self._look_again or self._free_again or bool(self._uncertain)
 
     def wake_at(self, when: float) -> None:
         """A run is due at this time."""
@@ -159,16 +164,20 @@ class Waker:
         if self._listen_again:
             self._listen_again = False
             await self._delivery.deliver_new()
-        if self._early and memory.room > 0 and may_drive:
-            early, self._early = self._early[: memory.room], []
+        self._looking = may_drive and memory.room_for(self) > 0
+        if self._early and self._looking:
+            early, self._early = self._early[: memory.room_for(self)], []
             await self._take_up([row for row in early if memory.may_take_up(row.id)], crashed=False)
-        if self._look_again and memory.room > 0 and may_drive:
+        if self._look_again and self._looking and memory.room_for(self) > 0:
             self._look_again = False
             await self._take_due()
-        if self._free_again and memory.room > 0 and may_drive:
+        if self._free_again and self._looking and memory.room_for(self) > 0:
             self._free_again = False
             await self._take_held()
             await self._take_upgraded()
+        if self._looking:
+            self._looking = False
+            memory.looked(self, had_room=True)
         if self._uncertain and memory.room > 0 and may_drive:  # otherwise `lease_regained` wakes this
             self.wake_at(self._services.clock.now() + NOT_OURS_SECONDS)
         self._complete = True
@@ -184,8 +193,8 @@ class Waker:
             if upcoming is not None:
                 self.wake_at(upcoming)
             return
-        while self._memory.room > 0 and not self._memory.stopping:
-            limit = min(PASS_LIMIT, self._memory.room)
+        while (room := self._memory.room_for(self)) > 0 and not self._memory.stopping:
+            limit = min(PASS_LIMIT, room)
             if await self._claim_due(looked_at, limit) < limit:
                 break
         else:
@@ -203,7 +212,11 @@ class Waker:
         leaving = [run_id for run_id, run in memory.live.items() if run.stopping is not None]
         but = [*memory.taking, *leaving]
         lapses = self._services.heartbeats.lapses
-        rows = await self._services.store.claim_due(owner, now, now - NOT_OURS_SECONDS, limit, but)
+        memory.claiming = limit  # this process must drive what is claimed: nothing else may fill that room meanwhile
+        try:
+            rows = await self._services.store.claim_due(owner, now, now - NOT_OURS_SECONDS, limit, but)
+        finally:
+            memory.claiming = 0
         if rows:
             await self._take_up_claimed(rows, lapses)
         # Runs that are being taken up or are leaving memory may be due: look again when they have arrived or left.
@@ -215,8 +228,8 @@ class Waker:
         cancelled, from any process. Others stay due, and are none of our business."""
         memory, looked_at = self._memory, self._services.clock.now()
         own, due, claimed = list[Run](), list[Run](), 0
-        while memory.room > 0:
-            limit = min(PASS_LIMIT, memory.room)
+        while (room := memory.room_for(self)) > 0:
+            limit = min(PASS_LIMIT, room)
             freed = await self._services.store.due(looked_at, PASS_LIMIT, freed=True)
             memory.own.update(row.id for row in freed if not self._has(row.id) and self._is_for_us(row, looked_at))
             own = await self._own_rows()
@@ -258,8 +271,8 @@ class Waker:
         """Take up runs that another process has held because it did not know their flow; this process does."""
         if not self._services.config.recovery.enabled:
             return
-        while self._memory.room > 0:
-            limit = min(PASS_LIMIT, self._memory.room)
+        while (room := self._memory.room_for(self)) > 0:
+            limit = min(PASS_LIMIT, room)
             held = await self._services.store.list_held(Hold.DEFINITION, self._services.registry.names(), limit)
             if held:
                 names = ", ".join(sorted({row.flow for row in held}))
@@ -272,8 +285,8 @@ class Waker:
         """Take up runs that an older version has held because it did not understand them; this version does."""
         if not self._services.config.recovery.enabled:
             return
-        while self._memory.room > 0:
-            found, more = await self._upgraded.look(min(PASS_LIMIT, self._memory.room))
+        while (room := self._memory.room_for(self)) > 0:
+            found, more = await self._upgraded.look(min(PASS_LIMIT, room))
             if found:
                 log(logging.INFO, Token.UPGRADE_FOUND, f"{len(found)} runs held for a newer version of Relight go on")
             if (found and not await self._take_up(found, crashed=False)) or not more:

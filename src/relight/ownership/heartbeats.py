@@ -306,7 +306,7 @@ class Heartbeats:
         return min(self.ttl_seconds / 3, left) if left > 0.01 else self.ttl_seconds / 3
 
     def _failed(self, error: Exception, part: Part) -> None:
-        if _unexpected(error):
+        if not isinstance(error, LeasesUnavailableError | TimeoutError):  # a bug in a manager
             part.failed(error)
         why = str(error) or "no answer in time"
         self._failures += 1
@@ -398,8 +398,3 @@ class Heartbeats:
             if isinstance(error, TimeoutError):
                 error = LeasesUnavailableError("the lease manager did not answer in time")
             self._ready.set_exception(error)
-
-
-def _unexpected(error: Exception) -> bool:
-    """Whether the error is a bug in a manager: anything but a server that does not answer."""
-    return not isinstance(error, LeasesUnavailableError | TimeoutError)

@@ -12,6 +12,19 @@ from relight.run.live_run import LiveRun
 from relight.run.services import Host, Services
 
 
+class SeeksRoom(Protocol):
+    """A part of the engine that takes up runs of the store, as far as there is room in memory: recovery, the waker."""
+
+    @property
+    def wants_room(self) -> bool:
+        """Whether runs may be waiting until this part has room for them."""
+        ...
+
+    def wake_up(self) -> None:
+        """Look for runs again, as soon as the look that is under way is over."""
+        ...
+
+
 class RunsInMemory(Host, Protocol):
     """The orchestrator, as recovery sees it."""
 
@@ -30,8 +43,20 @@ class RunsInMemory(Host, Protocol):
         """How many more runs may be in memory."""
         ...
 
-    async def wait_for_room(self) -> None:
-        """Wait until a run can be taken up."""
+    def seeks_room(self, seeker: SeeksRoom) -> None:
+        """From now on this seeker is woken when it wants room and there is some."""
+        ...
+
+    def room_for(self, seeker: SeeksRoom) -> int:
+        """How many runs this seeker may take up now."""
+        ...
+
+    def no_room(self) -> None:
+        """Runs were found, and there is no room for them any more: look for them again."""
+        ...
+
+    def looked(self, seeker: SeeksRoom, *, had_room: bool) -> None:
+        """This seeker has looked for runs to take up: it is the others' turn, if it had room for any."""
         ...
 
     def taken_up(self, run_ids: Sequence[str]) -> None:

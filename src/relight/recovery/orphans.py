@@ -3,8 +3,9 @@
 The runs of dead owners with this orchestrator's name come first (a restarted orchestrator finds its work at once), then
 all others. Recovery looks at start, then every `check_interval`, when the lease manager reports that a session has
 ended, and when a lease is due to lapse or a stale_timeout to pass. A pass is bounded, and a full pass is followed at
-once by the next, as far as there is room in memory: the limit bounds the burst, and leaves no run behind. If a pass
-cannot read or write something, the next pass tries again: that never fails a run.
+once by the next, as far as there is room in memory: the limit bounds the burst, and leaves no run behind. If orphans
+are left for lack of room, the round ends, and the next begins when there is room. If a pass cannot read or write
+something, the next pass tries again: that never fails a run.
 """
 
 from __future__ import annotations
@@ -40,11 +41,16 @@ class OrphanRecovery:
         self._part: Part | None = None
         self._starting = True  # the first round is not complete yet
         self._complete = False  # the last round has come to its end
+        self.wants_room = False  # the last round has left orphans behind for lack of room
+        self._in_part: set[str] = set()  # dead owners of whose runs only some were taken up at once
+        orchestrator.seeks_room(self)
         self._services.idleness.parts.append(lambda: self._part is None or (self._complete and self._ticker.resting))
         self._said_dead: set[str] = set()
         # Used without leases: the owners that the store had at the start, until their runs are taken up.
         self._left_behind: set[str] = set()
         self.caught_up = asyncio.Event()  # a round is complete, and nothing was left to do
+        # (A round that waited for room inside itself would keep the engine from being idle, and a fake clock from moving,
+        # while the runs in memory wait for a time.)
 
     # ---- LeaseListener
 
@@ -57,6 +63,11 @@ class OrphanRecovery:
         self._orchestrator.lease_regained(lapsed)
 
     def orphans(self, orphaned: Orphaned) -> None:
+        self._ticker.wake()
+
+    # ---- SeeksRoom
+
+    def wake_up(self) -> None:
         self._ticker.wake()
 
     # ---- the loop
@@ -81,14 +92,18 @@ class OrphanRecovery:
         self._complete = False
         config = self._services.config.recovery
         limit = config.max_startup_recovery if self._starting else config.max_claims_per_check
-        claimed = await self.round(limit, starting=self._starting)
+        try:
+            claimed = await self.round(limit, starting=self._starting)
+        except BaseException:
+            self._give_way()
+            raise
         self._starting = False
         self._complete = True
         return claimed
 
     def _round_over(self) -> None:
         self._services.idleness.look()
-        if self._ticker.resting:
+        if self._ticker.resting and not self.wants_room:
             self.caught_up.set()
 
     async def round(self, limit: int, *, starting: bool = False) -> int:
@@ -99,6 +114,7 @@ class OrphanRecovery:
         presence = await self._presence(starting)
         unlisted = me not in presence.listed
         if unlisted and not (self._services.heartbeats.leases.in_store and (starting or self._left_behind)):
+            self._give_way()
             return 0  # a list without this process says nothing of who died. (Without leases it is empty.)
         owners = await self._services.store.owners()
         if unlisted:
@@ -107,23 +123,39 @@ class OrphanRecovery:
             self._left_behind.intersection_update(owners)
             owners = sorted(self._left_behind)
         self._said_dead.intersection_update(owners)
+        self._in_part.intersection_update(owners)
         dead = await self._end_dead_sessions(presence, owners)
         for owner in owners:
             if owner != me and (undecided := presence.look_again_at(owner)) is not None:
                 self._timer.set(undecided)
-        claimed, failure = 0, None
+        claimed, left, failure = 0, False, None
         for owner in dead:
             try:
-                claimed += await self._recover(owner, presence.session(owner), limit)
+                count, short = await self._recover(owner, presence.session(owner), limit)
             except StoreError:
                 raise
             except Exception as error:  # noqa: BLE001 - raised below, after the other owners' runs were recovered
                 failure = failure or error
+            else:
+                claimed, left = claimed + count, left or short
         if failure is not None:
             raise failure
+        self._looked(claimed, left)
         await self._clear_away(presence, owners)
         self._orchestrator.look_for_held()  # the hint from a process that held a run may have been lost
         return claimed
+
+    def _looked(self, claimed: int, left: bool) -> None:
+        """This round has looked for all orphans. `left`: some are left for lack of room."""
+        self.wants_room = left
+        self._orchestrator.looked(self, had_room=claimed > 0 or not left)
+        if left and self._orchestrator.room_for(self) > 0:
+            self.wake_up()  # a run has left memory after the last look, when it was not known yet that room is wanted
+
+    def _give_way(self) -> None:
+        """This round could not look. It is made again in any case, and until then the waker need not leave room for it."""
+        self.wants_room = False
+        self._orchestrator.looked(self, had_room=True)
 
     async def _presence(self, starting: bool) -> Presence:
         """All sessions. At the start, warns of a living one that has our name."""
@@ -165,27 +197,34 @@ class OrphanRecovery:
             "lease_ttl); each has its own session, but give each its own id, or neither finds its runs again at once",
         )
 
-    async def _recover(self, owner: str, session: Session | None, limit: int) -> int:
-        """Recover one dead owner's runs, pass after pass."""
+    async def _recover(self, owner: str, session: Session | None, limit: int) -> tuple[int, bool]:
+        """Recover one dead owner's runs, pass after pass. Returns how many were claimed, and whether some are left for
+        lack of room. To find that out, a pass reads one run more than there is room for."""
         claimed, after = 0, None
         while True:
-            await self._orchestrator.wait_for_room()
             if self._orchestrator.stopping:
-                return claimed
-            size = min(limit, self._orchestrator.room)
+                return claimed, False
+            size = min(limit, self._orchestrator.room_for(self) + 1)
             rows = await self._services.store.list_active_roots(owner, after, size)
             wanted = [row for row in rows if self._is_stale(row, session)]
+            fit = wanted[: self._orchestrator.room_for(self)]  # the room may have been filled during the read
+            whole = after is None and len(rows) < size and len(fit) == len(rows) and owner not in self._in_part
+            if rows and not whole:
+                self._in_part.add(owner)
             if wanted:
                 self._say_dead(owner, session)
-                whole = (
-                    after is None and len(rows) < size and len(wanted) == len(rows) and owner != self._services.owner
-                )
-                count = await take_up(self._orchestrator, wanted, crashed=True, death=Death(session, whole))
+            if wanted and not fit:
+                return claimed, True
+            if fit:
+                count = await take_up(self._orchestrator, fit, crashed=True, death=Death(session, whole))
                 self._count_detection(session, count)
                 claimed += count
-            if len(rows) < size:
-                return claimed
-            after = rows[-1].id
+            if len(fit) < len(wanted):
+                after = fit[-1].id
+            elif len(rows) < size:
+                return claimed, False
+            else:
+                after = rows[-1].id
 
     def _is_stale(self, row: Run, session: Session | None) -> bool:
         """Whether the run should be taken up, by its row and its lease alone, before anything is claimed or read. A run

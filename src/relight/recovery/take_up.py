@@ -89,11 +89,14 @@ async def take_up(
     death: Death = UNKNOWN,
     claimed_under: int | None = None,
 ) -> int:
-    """Bring these unfinished roots into memory and drive them. Returns how many were claimed."""
+    """Bring these unfinished roots into memory and drive them, as far as there is room. Returns how many were claimed."""
     rows = [row for row in rows if not row.status.terminal and not row.newer and row.id not in orchestrator.live]
     rows = [row for row in rows if row.id not in orchestrator.taking]
     if not rows or orchestrator.stopping or not orchestrator.services.heartbeats.may_drive:
         return 0
+    if claimed_under is None and len(rows) > orchestrator.room:  # it was filled since these rows were read
+        rows = rows[: max(orchestrator.room, 0)]
+        orchestrator.no_room()
     services, ids = orchestrator.services, [row.id for row in rows]
     orchestrator.taking.update(ids)
     restored: list[_Restored] = []

@@ -14,5 +14,6 @@ this order:
     recording       how operations write and read the journal; checkpoint: folds a long journal
     replaying       the flow is told the outcomes of its journal; replay_order: in which order
     at_rest         the flow has done all it can: blocked, deadlocked, or spinning
-    cancel          cancelling; leaving: parking, pausing, holding, and the end; next_generation: continue_as
+    cancel          cancelling; leaving: parking, pausing, holding, and the end; parking: when a run that waits is parked;
+                    next_generation: continue_as
 """

@@ -42,6 +42,7 @@ def request(run: LiveRun, message: Message) -> None:
     for operation in unheard:
         operation.unheard = True
     run.set_running()
+    run.departure.cancelled_at = run.writer.sequence
     run.writer.add(
         j.CancelRequested("", reason, run.services.clock.now(), [key for one in unheard for key in one.entries]),
         CANCELLED,
@@ -145,7 +146,8 @@ def end(operation: Operation) -> None:
 
 
 def begin_grace(run: LiveRun) -> None:
-    """Limit the time of the flow's clean-up."""
+    """Limit the time of the flow's clean-up. It begins anew when the run is back in memory."""
+    run.departure.grace_began_at = run.writer.sequence
     run.services.clock.call_later(run.services.config.cancel_grace_seconds, lambda: _force(run))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -42,15 +43,29 @@ _HELD = {
 class Departure:
     """How a run leaves memory."""
 
-    __slots__ = ("calm", "held", "outcome", "park_armed", "park_timer", "refusals", "tells_others")
+    __slots__ = (
+        "calm",
+        "cancelled_at",
+        "grace_began_at",
+        "held",
+        "leave_by",
+        "outcome",
+        "park_armed",
+        "park_timer",
+        "refusals",
+        "tells_others",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, cancelled_at: int) -> None:
+        self.cancelled_at = cancelled_at  # the journal's length when the run was cancelled
+        self.grace_began_at = 0  # and when its cancel_grace began, the last time
         self.held: tuple[Hold, str] | None = None  # the run cannot go on, and why
         self.outcome: Run | None = None  # the final row, once it is written into a commit
         self.tells_others = False  # its end puts messages into the inboxes of other runs
         self.park_armed = False
         self.park_timer: Timer | None = None
         self.calm: asyncio.Future[None] | None = None  # done when the last body has ended: `_calm` waits for it
+        self.leave_by = math.inf  # by the loop's time: the lease is lost, and no grace may go on for longer (`hurry`)
         self.refusals = 0  # how often Unwind was raised in the flow's code
 
 
@@ -62,34 +77,15 @@ def due_at(run: LiveRun) -> float | None:
     return min(run.timers.due.values(), default=None)
 
 
-def consider_parking(run: LiveRun) -> None:
-    """The whole run waits: park it if it still waits after a moment."""
-    if run.departure.park_armed or run.stopping is not None or run.cancel_reason is not None:
-        return
-    due = due_at(run)
-    if due is not None and due - run.services.clock.now() <= run.services.config.park_after_seconds:
-        return  # it is due too soon
-    run.departure.park_armed = True
-    # At once if other runs wait for room in memory, or if it is a sync flow, which would keep its thread.
-    if run.host.crowded or run.turns.threads:
-        run.services.loop.call_soon(_check_parking, run)
-    else:
-        seconds = run.services.config.park_after_seconds
-        run.departure.park_timer = run.services.clock.call_later(seconds, lambda: _check_parking(run))
-
-
-def _check_parking(run: LiveRun) -> None:
-    run.departure.park_armed = False
-    if run.phase is not DRIVEN or run.cancel_reason is not None or not run.blocked:
-        return  # when it is blocked again, this is considered again
-    run.services.background.start(park(run), "park", run.broke)
-
-
 async def park(run: LiveRun) -> None:
     """Take a blocked run out of memory, until it is due or gets a message."""
     if run.phase is not DRIVEN or not run.blocked:
         return  # it was woken since it was checked: if it were parked now, nothing would wake it again
     wake_at = due_at(run)
+    if run.cancel_reason is not None:
+        # Otherwise its grace would never end if what it waits for never comes.
+        grace_over = run.services.clock.now() + run.services.config.cancel_grace_seconds
+        wake_at = grace_over if wake_at is None else min(wake_at, grace_over)
 
     def write() -> None:
         run.change(Status.WAITING, owner=None, wake_at=wake_at, heard=run.last_heard)
@@ -157,6 +153,8 @@ async def _calm(run: LiveRun, grace_seconds: float) -> float:
     if not run.inflight:
         return grace_seconds
     loop = run.services.loop
+    # `hurry` may have been called before this: a departure begins a turn of the loop earlier than its task.
+    grace_seconds = max(min(grace_seconds, run.departure.leave_by - loop.time()), 0.0)
     until = loop.time() + grace_seconds
     run.departure.calm = loop.create_future()
     await asyncio.wait([run.departure.calm], timeout=grace_seconds)
@@ -167,14 +165,17 @@ async def _calm(run: LiveRun, grace_seconds: float) -> float:
 def hurry(run: LiveRun, grace_seconds: float) -> None:
     """The lease is lost. A run that is leaving memory already has at most this grace for its steps in flight: after
     that another process may execute them."""
-    calm = run.departure.calm
-    if calm is not None and not calm.done():
-        run.services.loop.call_later(grace_seconds, _end_wait, calm)
+    departure, loop = run.departure, run.services.loop
+    departure.leave_by = min(departure.leave_by, loop.time() + grace_seconds)
+    if departure.calm is not None and not departure.calm.done():
+        loop.call_later(grace_seconds, _end_wait, departure.calm)
+    if run.turns.gone is not None and not run.turns.gone.done():
+        loop.call_later(max(grace_seconds, STOP_SECONDS), _end_wait, run.turns.gone)
 
 
-def _end_wait(calm: asyncio.Future[None]) -> None:
-    if not calm.done():
-        calm.set_result(None)
+def _end_wait(waited_for: asyncio.Future[None]) -> None:
+    if not waited_for.done():
+        waited_for.set_result(None)
 
 
 def body_ended(run: LiveRun, key: str) -> None:
@@ -191,7 +192,9 @@ async def _threads_gone(run: LiveRun, grace_seconds: float) -> None:
     turns = run.turns
     if not turns.threads:
         return
-    turns.gone = run.services.loop.create_future()
+    loop = run.services.loop
+    turns.gone = loop.create_future()
+    grace_seconds = min(grace_seconds, run.departure.leave_by - loop.time())
     await asyncio.wait([turns.gone], timeout=max(grace_seconds, STOP_SECONDS))
     if turns.threads:
         _say_stuck(run)

@@ -98,7 +98,7 @@ class LiveRun(RunRecord, Asking):
         self.timers: Timers = Timers()
 
         self.inflight: dict[str, Operation] = {}  # steps whose bodies are under way
-        self.departure: leaving.Departure = leaving.Departure()
+        self.departure: leaving.Departure = leaving.Departure(state.cancelled.sequence if state.cancelled else 0)
 
     def let_go(self) -> None:
         """Break the reference cycles of this object, which is not needed any more: the garbage collector would spend a

@@ -54,6 +54,7 @@ class Operation(asyncio.Future[Any]):
     kind = "any"  # the kind of its outcome
     lingers = False
     interruptible = True  # when the run is cancelled, RunCancelled is raised where the flow waits for this
+    needs_room = False  # what it waits for happens in another run, which may need the room or the thread of this one
     ends_later = False  # when the run is cancelled, it ends when its work has ended, not at once
 
     def __init__(self, run: LiveRun, scope: Scope, key: str) -> None:

@@ -111,6 +111,7 @@ class _Join(waits.Receive):
 
     what = "run"
     takes = MessageKind.ENDED
+    needs_room = True
 
     def __init__(self, run: LiveRun, scope: Scope, key: str, run_id: str, flow: Flow[..., Any]) -> None:
         super().__init__(run, scope, key, run_id, None)

@@ -24,7 +24,7 @@ from relight.flow.scope import Scope, here
 from relight.model.journal import NULL, OperationCancelled, SignalReceived, TimerFired, WaitStarted
 from relight.model.replay import Ending, Outcome, Unclaimed
 from relight.model.run import Message, MessageKind, Status
-from relight.run import leaving
+from relight.run import leaving, parking
 from relight.run.alarms import Alarm
 from relight.run.operation import Operation
 
@@ -357,5 +357,5 @@ def blocked(run: LiveRun) -> None:
     if run.status is not Status.WAITING or writer.gathering or timers:
         run.change(Status.WAITING, owner=run.services.owner, wake_at=leaving.due_at(run))
         writer.flush()
-    leaving.consider_parking(run)
+    parking.consider_parking(run)
     run.services.idleness.look()
