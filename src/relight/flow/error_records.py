@@ -24,6 +24,7 @@ import msgspec
 from relight.errors import StepError
 from relight.flow.survival import LOST, plain_copy
 from relight.model.journal import ErrorRecord
+from relight.model.text import error_message
 
 MAX_TEXT_CHARS = 16 * 1024  # of a message or traceback; a longer one is cut in the middle
 MAX_DATA_BYTES = 64 * 1024  # of the arguments, and of each attribute
@@ -56,10 +57,16 @@ def rebuild_error(record: ErrorRecord) -> BaseException:
         exc = _stand_in(record, bases)
     _set_attributes(exc, attributes)
     for note in record.notes or ():
-        exc.add_note(note)
+        add_note(exc, note)
     if record.traceback:
-        exc.add_note(_TRACEBACK_NOTE + record.traceback)
+        add_note(exc, _TRACEBACK_NOTE + record.traceback)
     return exc
+
+
+def add_note(exc: BaseException, note: str) -> None:
+    """Add a note, if the class of `exc` lets it: it may have an `add_note` or `__notes__` of its own."""
+    with suppress(BaseException):
+        exc.add_note(note)
 
 
 # ---- recording
@@ -115,10 +122,7 @@ def _name(cls: type) -> str:
 
 
 def _message(exc: BaseException) -> str:
-    try:
-        return _bounded(str(exc))
-    except Exception as error:  # noqa: BLE001 - a broken __str__ must not hide the failure itself
-        return f"<{type(error).__name__} in {type(exc).__name__}.__str__>"
+    return _bounded(error_message(exc))  # a broken __str__ must not hide the failure itself
 
 
 def _notes(exc: BaseException) -> list[str]:

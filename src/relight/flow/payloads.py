@@ -32,6 +32,7 @@ from relight.flow.jsonform import canonical, decoder, encode, has_unordered_sets
 from relight.flow.signatures import UNPASSED, Slots
 from relight.flow.survival import ForeignSearch, Loss, find_difference, same
 from relight.model.journal import ErrorRecord
+from relight.model.text import error_message
 
 __all__ = ["ArgumentsCodec", "ErrorRecord", "ValueCodec", "rebuild_error", "record_error"]
 
@@ -78,7 +79,9 @@ class ValueCodec:
             return (self._decode or self._prepare())(data)
         except Exception as error:
             kind = self._named_annotation()
-            raise PayloadError(f"{self.name} does not read back as {kind}: {error}; was it changed?") from error
+            raise PayloadError(
+                f"{self.name} does not read back as {kind}: {error_message(error)}; was it changed?"
+            ) from error
 
     def seal_canonically(self, value: Any, max_bytes: int = _UNLIMITED) -> bytes:
         """As `seal`, in bytes that are equal for equal values: sorted keys and sets, and `1` for a float as `1.0`."""
@@ -111,7 +114,7 @@ class ValueCodec:
         try:
             return canonical(value, careful=search.saw_set)
         except Exception as error:
-            raise self._lost(Loss("", str(error))) from error
+            raise self._lost(Loss("", error_message(error))) from error
 
     # ---- by annotation
 
@@ -139,7 +142,7 @@ class ValueCodec:
             decode = decoder(annotation)
             self._unordered = has_unordered_sets(annotation)
         except Exception as error:  # noqa: BLE001 - msgspec and users' metaclasses raise anything; Any serves
-            self._unusable = str(error)
+            self._unusable = error_message(error)
             annotation = Any
             decode = decoder(Any)
         self._decode = decode
@@ -163,7 +166,7 @@ class ValueCodec:
             return self._lost(loss)
         if isinstance(error, RecursionError):
             return self._lost(Loss("", "it is nested too deeply; journal a flatter value"))
-        message = str(error)
+        message = error_message(error)
         if not isinstance(error, msgspec.ValidationError):
             return self._lost(Loss("", message))
         found = re.fullmatch(r"(.*) - at `\$(.*)`", message, re.DOTALL)

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from relight.errors import RelightError, StoreUnavailableError
 from relight.execution.idle import Idleness
 from relight.execution.running_loop import RunningLoop
+from relight.model.text import shown
 from relight.ports.store import Commit, CommitResult, Committed, Store
 from relight.record import batch_size
 from relight.record.broken_batches import Creation, divide
@@ -321,7 +322,7 @@ class _Lane:
                 else:
                     writer.fence(refused=bool(commit.entries))
             except Exception as error:  # noqa: BLE001 - a bug of ours: the other runs of the batch go on
-                log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {commit.root_id}: {error!r}", error)
+                log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {commit.root_id}: {shown(error)}", error)
                 abandon([writer])
         self._recorder.entries += entries
         if flows:
