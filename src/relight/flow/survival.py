@@ -69,7 +69,7 @@ def plain_copy(value: Any, max_bytes: int) -> Any:
         data = jsonform.encode(value)
         back = msgspec.json.decode(data)
         return LOST if len(data) > max_bytes or find_difference(value, back) else back
-    except Exception:  # noqa: BLE001 - for any reason: the value does not survive
+    except BaseException:  # noqa: BLE001 - for any reason: the value does not survive
         return LOST
 
 

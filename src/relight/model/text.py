@@ -66,6 +66,11 @@ def error_message(error: BaseException) -> str:
     return _written(error, str)
 
 
+def reason_of(error: BaseException) -> str:
+    """What an error says; with its class, if it is a SystemExit or the like: these seldom say anything."""
+    return error_message(error) if isinstance(error, Exception) else shown(error)
+
+
 def _written(value: object, write: Callable[[object], str]) -> str:
     try:
         return write(value)

@@ -196,7 +196,8 @@ class _Lane:
     def wake(self) -> None:
         if self._idle is not None:
             self.looking = True
-            self._idle.set_result(None)
+            if not self._idle.done():  # done: the program has cancelled all tasks, and closes the engine after that
+                self._idle.set_result(None)
             self._idle = None
 
     async def run(self, part: Part) -> None:
