@@ -99,6 +99,10 @@ class Recorder:
         left = [*self.queue, *(writer for lane in self._lanes for writer in lane.batch)]
         abandon(left)  # Relight was stopped before this could be committed
         self.queue.clear()
+        for _, future in [*self._creations, *(one for lane in self._lanes for one in lane.creations)]:
+            if not future.done():
+                future.set_exception(_closed())
+        self._creations.clear()
 
     def wake_up(self) -> None:
         """Wake all free lanes: they share the queued drafts between them."""
@@ -347,6 +351,13 @@ def _share(queued: int, looking: int) -> int:
     """How many drafts a lane gets. A few drafts are not shared out: two transactions cost more than one."""
     fair = queued if queued < WORTH_SHARING else -(-queued // looking)
     return min(fair, MAX_BATCH)
+
+
+def _closed() -> RelightError:
+    return RelightError(
+        "this Relight was closed while it accepted the run, and it is not known whether the store has written it: start it "
+        "again under the same id"
+    )
 
 
 def _refused(fault: str | None) -> StoreUnavailableError:
