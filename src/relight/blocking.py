@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 import datetime as dt
 import os
 import threading
@@ -75,6 +77,11 @@ class BlockingHandle(Generic[R_co]):
         self._relight.call(self._handle.resume())
 
 
+def _say_closed(future: concurrent.futures.Future[Any]) -> None:
+    with contextlib.suppress(concurrent.futures.InvalidStateError):  # it has ended after all
+        future.set_exception(RelightError("this Relight was closed while this call was under way"))
+
+
 class BlockingRelight:
     """What `with Relight(...) as rl` gives."""
 
@@ -83,6 +90,7 @@ class BlockingRelight:
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="relight-loop", daemon=True)
+        self._calls: set[concurrent.futures.Future[Any]] = set()  # under way, in whatever thread
 
     def open(self) -> BlockingRelight:
         try:
@@ -109,6 +117,8 @@ class BlockingRelight:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+        for future in list(self._calls):  # nothing else would end them, and their threads would wait for ever
+            _say_closed(future)
 
     def call(self, operation: Coroutine[Any, Any, T]) -> T:
         if self._loop.is_closed():
@@ -122,7 +132,14 @@ class BlockingRelight:
             raise RelightError(
                 "a blocking Relight was used on its own event loop; use `async with Relight(...)` in async code"
             )
-        return asyncio.run_coroutine_threadsafe(operation, self._loop).result()
+        future = asyncio.run_coroutine_threadsafe(operation, self._loop)
+        self._calls.add(future)
+        if self._loop.is_closed():
+            _say_closed(future)
+        try:
+            return future.result()
+        finally:
+            self._calls.discard(future)
 
     @property
     def fault(self) -> str | None:

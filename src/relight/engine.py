@@ -205,6 +205,7 @@ class Relight:
             services.heartbeats.stop_now()  # also after an error above: nothing drives its runs any more
             mark_dead(services.owner)
             self._services = self._orchestrator = self._recovery = None
+            services.idleness.close()
 
     @property
     def services(self) -> Services:
@@ -240,7 +241,8 @@ class Relight:
         return self.services.recorder.fault
 
     async def idle(self) -> None:
-        """Wait until this engine has nothing to do before its clock moves or a request arrives. For tests."""
+        """Wait until this engine has nothing to do before its clock moves or a request arrives. For tests. RelightError
+        if the engine is closed meanwhile."""
         await self.services.idleness.wait()
 
     # ---- runs

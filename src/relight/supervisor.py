@@ -25,6 +25,7 @@ import msgspec
 
 from relight.clock import SYSTEM_CLOCK
 from relight.errors import RelightError, StoreError
+from relight.model.text import shown
 from relight.retry_pause import RetryPause
 
 MOST_FAILURES = 8  # in a row; with the pauses between them, about ten seconds
@@ -109,7 +110,7 @@ class Part:
         else:
             self.failures += 1
             self.in_a_row += 1
-            self.error = repr(error)
+            self.error = shown(error)
         self._supervisor.report(self, error, self._pause.seconds)
         if self.in_a_row >= MOST_FAILURES and self.essential and not self.broken:
             self._break()
@@ -129,7 +130,7 @@ class Part:
                 if _is_being_cancelled():
                     raise
                 # A driver raised it, or another task's cancellation has come through: nobody has cancelled this task.
-                self.failed(RelightError(f"a cancellation came from inside: {error!r}"))
+                self.failed(RelightError(f"a cancellation came from inside: {shown(error)}"))
             except Exception as error:  # noqa: BLE001 - any error: without this task, runs would stand still in silence
                 self.failed(error)
             await self._pause.wait()

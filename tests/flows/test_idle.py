@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from relight import Relight, Retry, flow, foreach, parallel, sleep, spawn, step, wait_for
+from relight import Relight, RelightError, Retry, flow, foreach, parallel, sleep, spawn, step, wait_for
 from relight.execution import idle
 from relight.testing.clock import FakeClock
-from tests.flows.world import World
+from tests.flows.world import World, until
 
 
 @pytest.fixture(autouse=True)
@@ -319,3 +319,93 @@ async def test_it_ends_with_its_context(world: World):
     await rl.idle()
     await nothing_happens(world)
     assert await run.status() == "waiting"
+
+
+@step
+async def for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+def never_idle() -> Any:
+    @flow
+    async def works() -> None:
+        await for_ever()
+
+    return works
+
+
+async def test_whoever_waits_for_an_engine_that_is_closed_is_told_so():
+    rl = Relight("memory:", shutdown_grace=0)
+    await rl.open()
+    await rl.start(never_idle())
+    waits = asyncio.create_task(rl.idle())
+    await until(lambda: rl.services.idleness._waiters)
+    await rl.close()
+    with pytest.raises(RelightError, match="was closed while"):
+        await asyncio.wait_for(waits, 60)
+
+
+def test_threads_with_calls_of_a_blocking_engine_that_is_closed_are_told_so():
+    ended: list[str] = []
+    relight = Relight("memory:", shutdown_grace=0)
+    with relight as rl:
+        run = rl.start(never_idle())
+
+        def waits(call: Any) -> None:
+            try:
+                call()
+            except RelightError as error:
+                ended.append(str(error))
+
+        async def for_nothing() -> None:
+            await asyncio.Event().wait()
+
+        calls: list[Any] = [rl.idle, run.result, lambda: rl.call(for_nothing())]
+        threads = [threading.Thread(target=waits, args=[call], daemon=True) for call in calls]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + 60
+        while len(rl._calls) < len(calls) and time.monotonic() < deadline:
+            time.sleep(0.001)
+    for thread in threads:
+        thread.join(60)
+    assert len(ended) == 3
+    assert all("closed" in one for one in ended)
+
+
+async def test_time_that_would_stand_still_because_an_engine_was_closed(world: World):
+    """The other engine would wait for ever, and nothing would say why."""
+
+    @flow
+    async def week() -> str:
+        await sleep("7d")
+        return "over"
+
+    first, second = await world.open(), await world.open()
+
+    async def stands_still() -> None:
+        async with world.clock.advancing(first, second):
+            assert await second.run(week) == "over"
+            await world.close(first)
+            await second.run(week)
+
+    with pytest.raises(RelightError, match=r"closed|not open"):
+        await stands_still()
+    task = asyncio.current_task()
+    assert task is not None
+    assert not task.cancelling()
+    async with world.clock.advancing(second):
+        assert await second.run(week) == "over"
+
+
+async def test_the_error_of_the_test_itself_comes_through(world: World):
+    async def fails(error: BaseException) -> None:
+        rl = await world.open()
+        async with world.clock.advancing(rl):
+            await world.close(rl)
+            raise error
+
+    with pytest.raises(ZeroDivisionError):
+        await fails(ZeroDivisionError())
+    with pytest.raises(asyncio.CancelledError):
+        await fails(asyncio.CancelledError())

@@ -241,3 +241,39 @@ def test_progress_is_there_for_sync_code():
         run = rl.start(many.with_id("r"))
         assert run.result() == [0, 2, 4]
         assert run.progress() == [progress(3, 3)]
+
+
+@pytest.mark.parametrize("stored", ["inline", "blobs"])
+async def test_a_retry_with_other_items_counts_those_that_it_has(world: World, stored: str):
+    gate, attempts, done_again = asyncio.Event(), list[int](), list[int]()
+
+    @step
+    async def work(n: int) -> str:
+        if len(attempts) > 1:
+            done_again.append(n)
+            await gate.wait()
+        return f"{n} {'x' * 100}"
+
+    @flow(retry=Retry(2))
+    async def again() -> int:
+        attempts.append(1)
+        first = len(attempts) == 1
+        found = await foreach([1, 2, 3, 4] if first else [1, 20, 3, 30, 40], work, concurrency=5)
+        found += await foreach([5, 6, 7] if first else [5, 6], work, concurrency=5)
+        if first:
+            raise ValueError("once more")
+        return len(found)
+
+    rl = await world.open(payload={"blob_threshold": 50 if stored == "blobs" else 10_000})
+    run = await rl.start(again.with_id("r"))
+    await until(lambda: sorted(done_again) == [20, 30, 40])
+    (now, _) = await until(run.progress)
+    assert now == progress(2, 5)
+    assert [(one.index, bool(one.output_blob)) for one in await rl.items("r") if one.key == "$foreach"] == [
+        (0, stored == "blobs"),
+        (2, stored == "blobs"),
+    ]
+    gate.set()
+    assert await run.result("60s") == 7
+    assert await run.progress() == [progress(5, 5), progress(2, 2, key="$foreach:1")]
+    assert [one.index for one in await rl.items("r")] == [0, 1, 2, 3, 4, 0, 1]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from relight.execution.idle import Idleness
+from relight.model.text import shown
 from relight.telemetry import Token, log
 
 T = TypeVar("T")
@@ -43,7 +44,7 @@ class Background:
         self._tasks.discard(task)
         self._idleness.look()
         if not task.cancelled() and (error := task.exception()) is not None:
-            log(logging.CRITICAL, Token.INTERNAL_ERROR, f"{task.get_name()} broke: {error!r}", error)
+            log(logging.CRITICAL, Token.INTERNAL_ERROR, f"{task.get_name()} broke: {shown(error)}", error)
             if broke is not None:
                 broke(error)
 

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Coroutine, Generator
 from typing import Any, Protocol
 
+from relight.model.text import shown
 from relight.telemetry import Token, log
 
 
@@ -59,7 +60,7 @@ class Body:
 
     def close(self, error: BaseException) -> None:
         if not isinstance(error, asyncio.CancelledError):
-            log(logging.CRITICAL, Token.INTERNAL_ERROR, f"the work of an operation broke: {error!r}", error)
+            log(logging.CRITICAL, Token.INTERNAL_ERROR, f"the work of an operation broke: {shown(error)}", error)
 
     def drop(self) -> None:
         self.coro.close()

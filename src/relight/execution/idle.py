@@ -14,6 +14,8 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 
+from relight.errors import RelightError
+
 CHECK_SECONDS = 0.1
 # For how many turns of the program's loop the engine must be idle without a break. Callbacks that are about to run, and
 # code that has just got a result (a test, for example), go on in these turns.
@@ -27,6 +29,7 @@ class Idleness:
         self.parts: list[Callable[[], bool]] = []
         self.under_way = 0  # requests of this process that are being written
         self._waiters: list[asyncio.Future[None]] = []
+        self._closed = False
 
     @property
     def now(self) -> bool:
@@ -41,10 +44,17 @@ class Idleness:
                 if not waiter.done():
                     waiter.set_result(None)
 
+    def close(self) -> None:
+        """The engine is closed. It never becomes idle any more: whoever waits for that is told so."""
+        self._closed = True
+        self.look()
+
     async def wait(self) -> None:
-        """Wait until the engine is idle."""
+        """Wait until the engine is idle. RelightError if it is closed meanwhile."""
         turns = 0
         while turns < TURNS:
+            if self._closed:
+                raise RelightError("this Relight was closed while idle() waited for it: close it after that")
             if self.now:
                 turns += 1
                 await asyncio.sleep(0)  # noqa: TID251 - this waits for a turn of the loop, not for a time

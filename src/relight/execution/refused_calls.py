@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from relight.errors import FlowCodeError
+from relight.model.text import error_message, shown
 
 _FOREIGN = ("attached to a different loop", "is bound to a different event loop")
 
 
 def explain(error: BaseException) -> BaseException:
     """Replace asyncio's error about a future of another loop by one that says what to do."""
-    if type(error) is not RuntimeError or not any(words in str(error) for words in _FOREIGN):
+    if type(error) is not RuntimeError or not any(words in error_message(error) for words in _FOREIGN):
         return error
     explained = FlowCodeError(
         "flow code awaited a future, a task, a lock or an event of another event loop (every run has its own), and what comes of "
@@ -40,7 +41,7 @@ def coroutines_of_as_completed(coro: Any) -> None:
         if "as_completed" in code.co_name or "AsCompleted" in getattr(code, "co_qualname", ""):
             coro.close()
             raise FlowCodeError(
-                f"asyncio.as_completed() was given the coroutine {coro!r}, and starts coroutines in an order that "
+                f"asyncio.as_completed() was given the coroutine {shown(coro)}, and starts coroutines in an order that "
                 "could not be repeated on replay: give it tasks, as_completed([asyncio.create_task(...), ...])"
             )
         frame = frame.f_back

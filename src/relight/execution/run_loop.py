@@ -29,6 +29,7 @@ from relight.execution import refused_calls
 from relight.execution.running_loop import RunningLoop
 from relight.flow import garbage
 from relight.flow.scope import CURRENT, Scope, branch_name
+from relight.model.text import shown
 
 T = TypeVar("T")
 # How many callbacks are run in one go; then other runs have their turn.
@@ -187,7 +188,7 @@ class RunLoop(asyncio.AbstractEventLoop):
             except (SystemExit, KeyboardInterrupt):
                 pass  # a task raised it and has ended with it; asyncio lets it through as well, to end the program's loop
             except BaseException as error:  # noqa: BLE001 - as asyncio's own loops: what a callback raises ends nothing
-                self.call_exception_handler({"message": f"exception in callback {callback!r}", "exception": error})
+                self.call_exception_handler({"message": f"exception in callback {shown(callback)}", "exception": error})
 
     def start(
         self, coro: Coroutine[Any, Any, T], scope: Scope, name: str, context: contextvars.Context | None = None

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from relight.flow.scope import CURRENT, StepInfo
+from relight.model.text import shown
 from relight.retry_pause import RetryPause
 from relight.telemetry import Token, log
 
@@ -375,7 +376,7 @@ def report_end(
         if error is None:
             future.set_result(result)
         elif isinstance(error, StopIteration):  # a future refuses to carry it
-            future.set_exception(RuntimeError(f"StopIteration escaped: {error!r}"))
+            future.set_exception(RuntimeError(f"StopIteration escaped: {shown(error)}"))
         elif isinstance(error, GeneratorExit):
             future.set_exception(ThreadExitError(error))
         else:

@@ -65,5 +65,5 @@ def _looks_like_a_time(value: Any) -> bool:
 def _written(value: Any) -> bytes:
     try:
         return canonical(value)
-    except Exception:  # noqa: BLE001 - a hint must not fail, and values may be anything
+    except BaseException:  # noqa: BLE001 - a hint must not fail, and values may be anything
         return b""

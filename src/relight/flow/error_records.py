@@ -24,6 +24,7 @@ import msgspec
 from relight.errors import StepError
 from relight.flow.survival import LOST, plain_copy
 from relight.model.journal import ErrorRecord
+from relight.model.text import error_message
 
 MAX_TEXT_CHARS = 16 * 1024  # of a message or traceback; a longer one is cut in the middle
 MAX_DATA_BYTES = 64 * 1024  # of the arguments, and of each attribute
@@ -39,12 +40,13 @@ _GROUP = "__group__"  # the records of an exception group's members
 
 
 def record_error(exc: BaseException) -> ErrorRecord:
-    """`exc` as data. Never fails, whatever the methods of `exc` do."""
+    """`exc` as data. Never fails, whatever the methods of `exc` do: they may even exit."""
     return _record(exc, MAX_GROUP_DEPTH)
 
 
 def rebuild_error(record: ErrorRecord) -> BaseException:
-    """An exception like the recorded one. Each call makes a new one, which may be raised and chained."""
+    """An exception like the recorded one. Each call makes a new one, which may be raised and chained. Never fails: the
+    engine calls this on replay, and a constructor that exits would end each process that takes the run up."""
     attributes = dict(record.attributes or {})
     bases: Any = attributes.pop(_BASES, [])
     group: Any = attributes.pop(_GROUP, None)
@@ -56,10 +58,16 @@ def rebuild_error(record: ErrorRecord) -> BaseException:
         exc = _stand_in(record, bases)
     _set_attributes(exc, attributes)
     for note in record.notes or ():
-        exc.add_note(note)
+        add_note(exc, note)
     if record.traceback:
-        exc.add_note(_TRACEBACK_NOTE + record.traceback)
+        add_note(exc, _TRACEBACK_NOTE + record.traceback)
     return exc
+
+
+def add_note(exc: BaseException, note: str) -> None:
+    """Add a note, if the class of `exc` lets it: it may have an `add_note` or `__notes__` of its own."""
+    with suppress(BaseException):
+        exc.add_note(note)
 
 
 # ---- recording
@@ -99,12 +107,14 @@ def _bases_of(cls: type[BaseException]) -> list[str]:
 
 def _state(exc: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments and attributes. Some built-in classes have more state than their `args`: `__reduce__` gives it."""
-    args, attributes = exc.args, dict(getattr(exc, "__dict__", {}))
+    args: Any = exc.args
+    attributes: dict[Any, Any] = {}
     try:
+        attributes = dict(getattr(exc, "__dict__", {}))
         if not isinstance(type(exc).__reduce__, types.FunctionType):  # the built-in one, not a user's
             reduced: Any = exc.__reduce__()
             args, attributes = reduced[1], dict(reduced[2] or {}) if len(reduced) > 2 else {}
-    except Exception:  # noqa: BLE001 - then args and __dict__ are used
+    except BaseException:  # noqa: BLE001 - then args and __dict__ are used
         pass
     attributes.pop("__notes__", None)
     return tuple(args), {name: value for name, value in attributes.items() if isinstance(name, str)}
@@ -115,14 +125,14 @@ def _name(cls: type) -> str:
 
 
 def _message(exc: BaseException) -> str:
-    try:
-        return _bounded(str(exc))
-    except Exception as error:  # noqa: BLE001 - a broken __str__ must not hide the failure itself
-        return f"<{type(error).__name__} in {type(exc).__name__}.__str__>"
+    return _bounded(error_message(exc))  # a broken __str__ must not hide the failure itself
 
 
 def _notes(exc: BaseException) -> list[str]:
-    notes = getattr(exc, "__notes__", ())
+    try:
+        notes = getattr(exc, "__notes__", ())
+    except BaseException:  # noqa: BLE001 - a property of the user's class
+        return []
     return [note for note in notes if isinstance(note, str)] if isinstance(notes, list | tuple) else []
 
 
@@ -133,7 +143,7 @@ def _traceback(exc: BaseException) -> str:
             return note.removeprefix(_TRACEBACK_NOTE)
     try:
         return _bounded("".join(traceback.format_exception(exc)))
-    except Exception as error:  # noqa: BLE001 - as in _message
+    except BaseException as error:  # noqa: BLE001 - the failure itself is recorded all the same
         return f"<no traceback: {type(error).__name__}>"
 
 
@@ -188,7 +198,7 @@ def _rebuild(cls: type[BaseException], record: ErrorRecord, attributes: dict[str
             fits = make is not ways[0] or record.args is None or list(_state(exc)[0]) == record.args
             if fits and isinstance(exc, cls) and _message(exc) == record.message:
                 return exc
-        except Exception:  # noqa: BLE001 - constructors raise anything; the next way is tried
+        except BaseException:  # noqa: BLE001 - constructors raise anything; the next way is tried
             continue
     return None
 
@@ -197,7 +207,7 @@ def _rebuild_group(cls: type[BaseException], group: dict[str, Any]) -> BaseExcep
     members = [rebuild_error(member) for member in msgspec.convert(group["members"], list[ErrorRecord])]
     try:
         return BaseExceptionGroup.__new__(cls, group["message"], members)  # type: ignore[type-var] # may be no group
-    except Exception:  # noqa: BLE001 - the class is no group any more: a StepError replaces it
+    except BaseException:  # noqa: BLE001 - the class is no group any more: a StepError replaces it
         return None
 
 
@@ -214,7 +224,7 @@ def _stand_in(record: ErrorRecord, bases: list[str]) -> BaseException:
     for base in filter(None, map(_find, bases)):
         try:
             exc = _substitute((base,) if issubclass(base, StepError) else (StepError, base), record, bases)
-        except TypeError:  # the two cannot be bases of one class
+        except BaseException:  # noqa: BLE001 - the two cannot be bases of one class, or it refuses subclasses
             continue
         _set_attributes(exc, {"type_name": record.type})
         return exc
@@ -242,5 +252,5 @@ def _built_in_base(cls: type[BaseException]) -> Any:
 
 def _set_attributes(exc: BaseException, attributes: dict[str, Any]) -> None:
     for name, value in attributes.items():
-        with suppress(Exception):  # a property without a setter, for example, follows from the others
+        with suppress(BaseException):  # a property without a setter, for example, follows from the others
             setattr(exc, name, value)

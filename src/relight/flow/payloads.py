@@ -11,6 +11,9 @@ back changed is refused here, when it is journaled: at recovery it would be too 
 that value, so that a flow sees the same live and replayed. "The same" is decided by `==`: a field that a class
 leaves out of its comparison may be lost, and an IntEnum without an annotation comes back (live, too) as the int
 that it equals. A set comes back equal, but with its elements in any order: sort it before a flow iterates over it.
+
+The code of users' types (`__post_init__`, validators, `__eq__`) is called here by the engine, not by a flow or step. A
+SystemExit in it would end each process that takes the run up, for ever: every BaseException becomes a PayloadError.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from relight.flow.jsonform import canonical, decoder, encode, has_unordered_sets
 from relight.flow.signatures import UNPASSED, Slots
 from relight.flow.survival import ForeignSearch, Loss, find_difference, same
 from relight.model.journal import ErrorRecord
+from relight.model.text import error_message, reason_of, shown
 
 __all__ = ["ArgumentsCodec", "ErrorRecord", "ValueCodec", "rebuild_error", "record_error"]
 
@@ -70,20 +74,28 @@ class ValueCodec:
                 if len(data) > max_bytes:
                     raise _too_large(f"{self.name} is", len(data), max_bytes)
                 return data, value
-        return self._seal_by_annotation(value, max_bytes)
+        try:
+            return self._seal_by_annotation(value, max_bytes)
+        except PayloadError:
+            raise
+        except BaseException as error:
+            raise self._lost(Loss("", reason_of(error))) from error
 
     def open(self, data: bytes | msgspec.Raw) -> Any:
         """The value from the bytes that `seal` wrote. PayloadError if the annotation no longer fits it."""
         try:
             return (self._decode or self._prepare())(data)
-        except Exception as error:
-            kind = self._named_annotation()
-            raise PayloadError(f"{self.name} does not read back as {kind}: {error}; was it changed?") from error
+        except BaseException as error:
+            kind, why = self._named_annotation(), reason_of(error)
+            raise PayloadError(f"{self.name} does not read back as {kind}: {why}; was it changed?") from error
 
     def seal_canonically(self, value: Any, max_bytes: int = _UNLIMITED) -> bytes:
         """As `seal`, in bytes that are equal for equal values: sorted keys and sets, and `1` for a float as `1.0`."""
         _, back = self.seal(value, max_bytes)
-        return canonical(back, careful=self._unordered)
+        try:
+            return canonical(back, careful=self._unordered)
+        except BaseException as error:
+            raise self._lost(Loss("", reason_of(error))) from error
 
     def written(self, value: Any) -> bytes:
         """The same bytes as `outline` for most values that it accepts, at a fraction of the cost."""
@@ -103,15 +115,15 @@ class ValueCodec:
             # takes a tenth of the time of same().
             if _open_anything(data) == value or same(value, decode(data)):
                 return data
-        except Exception:  # noqa: BLE001 - the search below finds the cause, or accepts
+        except BaseException:  # noqa: BLE001 - the search below finds the cause, or accepts
             pass
-        search = ForeignSearch(bare=True)
-        if loss := search.run(value):
-            raise self._lost(loss)
         try:
-            return canonical(value, careful=search.saw_set)
-        except Exception as error:
-            raise self._lost(Loss("", str(error))) from error
+            search = ForeignSearch(bare=True)
+            if not (loss := search.run(value)):
+                return canonical(value, careful=search.saw_set)
+        except BaseException as error:
+            raise self._lost(Loss("", reason_of(error))) from error
+        raise self._lost(loss)
 
     # ---- by annotation
 
@@ -138,8 +150,8 @@ class ValueCodec:
                 raise TypeError("it names what cannot be found")
             decode = decoder(annotation)
             self._unordered = has_unordered_sets(annotation)
-        except Exception as error:  # noqa: BLE001 - msgspec and users' metaclasses raise anything; Any serves
-            self._unusable = str(error)
+        except BaseException as error:  # noqa: BLE001 - msgspec and users' metaclasses raise anything; Any serves
+            self._unusable = reason_of(error)
             annotation = Any
             decode = decoder(Any)
         self._decode = decode
@@ -163,7 +175,7 @@ class ValueCodec:
             return self._lost(loss)
         if isinstance(error, RecursionError):
             return self._lost(Loss("", "it is nested too deeply; journal a flatter value"))
-        message = str(error)
+        message = error_message(error)
         if not isinstance(error, msgspec.ValidationError):
             return self._lost(Loss("", message))
         found = re.fullmatch(r"(.*) - at `\$(.*)`", message, re.DOTALL)
@@ -178,9 +190,9 @@ class ValueCodec:
 
     def _named_annotation(self) -> str:
         annotation = self.annotation
-        if isinstance(annotation, ForwardRef):
-            return annotation.__forward_arg__
-        return annotation.__qualname__ if isinstance(annotation, type) else str(annotation)
+        if isinstance(annotation, str | ForwardRef):
+            return annotation if isinstance(annotation, str) else annotation.__forward_arg__
+        return annotation.__qualname__ if isinstance(annotation, type) else shown(annotation)
 
 
 def _too_large(what_is: str, size: int, max_bytes: int) -> PayloadError:
@@ -347,7 +359,7 @@ class ArgumentsCodec:
         """The digest of arguments that are known to be data."""
         try:
             return text_digest(b"[" + b",".join(map(_ArgumentCodec.written, self._codecs, values)) + b"]")
-        except Exception:  # noqa: BLE001 - they are no data: `digest` raises, with the name
+        except BaseException:  # noqa: BLE001 - they are no data: `digest` raises, with the name
             return ""
 
     def _fill(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Slots, list[Any]]:

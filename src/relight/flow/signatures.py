@@ -128,7 +128,7 @@ def resolve(fn: Callable[..., Any], annotation: Any) -> Any:
     holder.__annotations__ = {"it": annotation}
     try:
         hints = get_type_hints(holder, getattr(inner, "__globals__", {}), names, include_extras=True)
-    except Exception:  # noqa: BLE001 - annotations are arbitrary code
+    except BaseException:  # noqa: BLE001 - annotations are arbitrary code
         return annotation
     return hints["it"]
 

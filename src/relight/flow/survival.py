@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from relight.flow import jsonform
+from relight.model.text import error_message, shown
 
 _DATA = (
     bool,
@@ -68,7 +69,7 @@ def plain_copy(value: Any, max_bytes: int) -> Any:
         data = jsonform.encode(value)
         back = msgspec.json.decode(data)
         return LOST if len(data) > max_bytes or find_difference(value, back) else back
-    except Exception:  # noqa: BLE001 - for any reason: the value does not survive
+    except BaseException:  # noqa: BLE001 - for any reason: the value does not survive
         return LOST
 
 
@@ -141,7 +142,7 @@ class ForeignSearch:
         except RecursionError:
             raise
         except Exception as error:  # noqa: BLE001 - a model's serializers may raise anything
-            return Loss(path, f"{_a(model)} cannot be dumped as JSON ({error})")
+            return Loss(path, f"{_a(model)} cannot be dumped as JSON ({error_message(error)})")
         return self._look(plain, path, bare=False)
 
 
@@ -283,9 +284,6 @@ def _a(value: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    try:
-        text = repr(value)
-    except Exception:  # noqa: BLE001 - only a message is at stake
-        text = f"<{type(value).__name__}>"
+    text = shown(value)
     text = text if len(text) <= 60 else f"{text[:50]}…"
     return text.encode("utf-8", "backslashreplace").decode()

@@ -8,7 +8,7 @@ anything, such as an exception's message. In these the character is replaced: it
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from relight.errors import ConfigError, PayloadError
 from relight.model.run import Message, Run, RunFilter
@@ -50,6 +50,32 @@ def prose(text: str) -> str:
     if storable(text):
         return text
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "backslashreplace").decode()
+
+
+# ---- values and errors of users' code, in a text for people
+
+
+def shown(value: object) -> str:
+    """`repr(value)`, whatever its `__repr__` does. A user's exception often has a broken one, and nobody finds that out
+    before it is raised: the text must not become an error in place of the one that it is about."""
+    return _written(value, repr)
+
+
+def error_message(error: BaseException) -> str:
+    """`str(error)`, whatever its `__str__` does."""
+    return _written(error, str)
+
+
+def reason_of(error: BaseException) -> str:
+    """What an error says; with its class, if it is a SystemExit or the like: these seldom say anything."""
+    return error_message(error) if isinstance(error, Exception) else shown(error)
+
+
+def _written(value: object, write: Callable[[object], str]) -> str:
+    try:
+        return write(value)
+    except BaseException as broken:  # noqa: BLE001 - also SystemExit: only a text is at stake
+        return f"<{type(broken).__name__} in {type(value).__name__}.__{write.__name__}__>"
 
 
 # ---- what a store is given

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Container, Mapping, Sequence
 
 from relight.model.run import Message, MessageKind
+from relight.model.text import shown
 from relight.ports.store import Store
 from relight.run.live_run import LiveRun
 from relight.telemetry import Token, log
@@ -83,7 +84,7 @@ class Delivery:
                 log(
                     logging.CRITICAL,
                     Token.INTERNAL_ERROR,
-                    f"run {run.id}: delivering message {message.id} broke: {error!r}",
+                    f"run {run.id}: delivering message {message.id} broke: {shown(error)}",
                     error,
                 )
                 run.broke(error)

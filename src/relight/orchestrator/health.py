@@ -8,6 +8,7 @@ from collections.abc import Sized
 import msgspec
 
 from relight.errors import StoreError
+from relight.model.text import shown
 from relight.ownership.heartbeats import Heartbeats
 from relight.run.services import Services
 from relight.supervisor import Part, PartHealth, Supervisor
@@ -53,7 +54,7 @@ def report_failure(part: Part, error: Exception, pause_seconds: float) -> None:
         log(
             logging.CRITICAL,
             Token.INTERNAL_ERROR,
-            f"{part.name} broke ({part.failures} times by now): {error!r}; it starts again in {pause_seconds:.2g}s",
+            f"{part.name} broke ({part.failures} times by now): {shown(error)}; it starts again in {pause_seconds:.2g}s",
             error,
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from copy import copy
 
+from relight.errors import RelightError
 from relight.execution.background_tasks import Background
 from relight.model.run import Run
 from relight.ports.store import Store
@@ -42,8 +43,7 @@ class RowReads:
         finally:
             self._reading = False
             for futures in self._wanted.values():  # requests are left only if this task was cancelled; no read follows
-                for future in futures:
-                    future.cancel()
+                _say_closed(futures)
             self._wanted = {}
 
     async def _answer(self, wanted: Waiting) -> None:
@@ -55,14 +55,22 @@ class RowReads:
                 future.set_exception(error)
             return
         except BaseException:
-            for future in _waiting(wanted):
-                future.cancel()
+            for futures in wanted.values():
+                _say_closed(futures)
             raise
         found = {row.id: row for row in rows if row is not None}
         for run_id, futures in wanted.items():
             row = found.get(run_id)
             for future in _waiting({run_id: futures}):
                 future.set_result(None if row is None else copy(row))
+
+
+def _say_closed(futures: list[asyncio.Future[Run | None]]) -> None:
+    """The engine is being closed. To cancel the futures would be wrong: the callers would get a CancelledError although
+    nobody has cancelled them, and a task group would take that for an orderly end."""
+    for future in futures:
+        if not future.done():
+            future.set_exception(RelightError("this Relight was closed before the store had answered"))
 
 
 def _waiting(wanted: Waiting) -> list[asyncio.Future[Run | None]]:

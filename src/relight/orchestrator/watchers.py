@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Container
 
 from relight.model.run import Run
+from relight.model.text import shown
 from relight.telemetry import Token, log
 
 Watcher = Callable[[Run | None], None]
@@ -43,7 +44,7 @@ class Watchers:
             try:
                 watcher(row)
             except Exception as error:  # noqa: BLE001 - a bug in one watcher: the others are notified all the same
-                log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {run_id}: a watcher broke: {error!r}", error)
+                log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {run_id}: a watcher broke: {shown(error)}", error)
 
     def notify_all_but(self, run_ids: Container[str]) -> None:
         """Notify the watchers of all runs but these: they should read the store."""

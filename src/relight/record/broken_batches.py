@@ -11,6 +11,7 @@ from typing import Protocol
 
 from relight.errors import StoreUnavailableError
 from relight.model.run import Hold, RunChange, Status
+from relight.model.text import error_message, shown
 from relight.ports.store import Commit, CommitResult, Extras
 from relight.record.writer import Writer
 from relight.retry_pause import RetryPause
@@ -43,7 +44,7 @@ async def divide(
     lane: Lane, writers: list[Writer], commits: list[Commit], creations: list[Creation], error: Exception
 ) -> None:
     """The store broke on this batch: commit it in halves, until the failing commit is alone."""
-    log(logging.ERROR, Token.COMMIT_FAILED, f"broke on {len(commits) + len(creations)} commits: {error!r}", error)
+    log(logging.ERROR, Token.COMMIT_FAILED, f"broke on {len(commits) + len(creations)} commits: {shown(error)}", error)
     if commits and creations:
         await lane.commit_all(writers, commits, [])
         await lane.commit_all([], [], creations)
@@ -82,7 +83,8 @@ async def _alone(lane: Lane, writer: Writer, commit: Commit) -> None:
 
 async def _hold(lane: Lane, writer: Writer, commit: Commit, error: Exception) -> None:
     """Commit the reason, in place of what cannot be written."""
-    run_id, what = commit.root_id, f"{type(error).__name__}: {error}".replace("\0", "\\0")[:LONGEST_REASON]
+    run_id = commit.root_id
+    what = f"{type(error).__name__}: {error_message(error)}".replace("\0", "\\0")[:LONGEST_REASON]
     reason = (
         f"the store cannot write what this run did last ({what}); "
         "fix the cause, then resume() it: the run repeats what it did last"

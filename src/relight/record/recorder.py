@@ -25,6 +25,7 @@ from collections.abc import Callable
 from relight.errors import RelightError, StoreUnavailableError
 from relight.execution.idle import Idleness
 from relight.execution.running_loop import RunningLoop
+from relight.model.text import shown
 from relight.ports.store import Commit, CommitResult, Committed, Store
 from relight.record import batch_size
 from relight.record.broken_batches import Creation, divide
@@ -98,6 +99,10 @@ class Recorder:
         left = [*self.queue, *(writer for lane in self._lanes for writer in lane.batch)]
         abandon(left)  # Relight was stopped before this could be committed
         self.queue.clear()
+        for _, future in [*self._creations, *(one for lane in self._lanes for one in lane.creations)]:
+            if not future.done():
+                future.set_exception(_closed())
+        self._creations.clear()
 
     def wake_up(self) -> None:
         """Wake all free lanes: they share the queued drafts between them."""
@@ -210,7 +215,8 @@ class _Lane:
     def wake(self) -> None:
         if self._idle is not None:
             self.looking = True
-            self._idle.set_result(None)
+            if not self._idle.done():  # done: the program has cancelled all tasks, and closes the engine after that
+                self._idle.set_result(None)
             self._idle = None
 
     async def run(self, part: Part) -> None:
@@ -344,7 +350,7 @@ class _Lane:
                 else:
                     writer.fence(refused=bool(commit.entries))
             except Exception as error:  # noqa: BLE001 - a bug of ours: the other runs of the batch go on
-                log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {commit.root_id}: {error!r}", error)
+                log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {commit.root_id}: {shown(error)}", error)
                 abandon([writer])
         self._recorder.entries += entries
         if flows:
@@ -368,6 +374,13 @@ def _share(queued: int, looking: int) -> int:
     """How many drafts a lane gets. A few drafts are not shared out: two transactions cost more than one."""
     fair = queued if queued < WORTH_SHARING else -(-queued // looking)
     return min(fair, MAX_BATCH)
+
+
+def _closed() -> RelightError:
+    return RelightError(
+        "this Relight was closed while it accepted the run, and it is not known whether the store has written it: start it "
+        "again under the same id"
+    )
 
 
 def _refused(fault: str | None) -> StoreUnavailableError:

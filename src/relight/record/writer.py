@@ -22,6 +22,7 @@ import msgspec
 
 from relight.model.journal import Event, encode_event
 from relight.model.run import ItemResult, LogLine, Message, Run, RunChange
+from relight.model.text import shown
 from relight.ports.store import Commit, NextGeneration
 from relight.telemetry import Token, log
 
@@ -337,7 +338,10 @@ def abandon(writers: Iterable[Writer]) -> None:
             writer.abandon()
         except Exception as broke:  # noqa: BLE001 - a bug of ours, in one run
             log(
-                logging.CRITICAL, Token.INTERNAL_ERROR, f"run {writer.root_id}: giving up on it broke: {broke!r}", broke
+                logging.CRITICAL,
+                Token.INTERNAL_ERROR,
+                f"run {writer.root_id}: giving up on it broke: {shown(broke)}",
+                broke,
             )
 
 

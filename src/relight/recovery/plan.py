@@ -15,6 +15,7 @@ from relight.model.decisions import Action, Decision, decide
 from relight.model.lease import Session
 from relight.model.replay import TreeState, restore
 from relight.model.run import ENDS_PAUSE, UNFINISHED, Hold, Message, Run, RunFilter, Status
+from relight.model.text import shown
 from relight.ownership.liveness import presence_of
 from relight.recovery.facts import changed_steps, facts_of
 from relight.run.services import Services
@@ -131,7 +132,7 @@ async def know(services: Services, rows: list[Run]) -> list[Known]:
         try:
             decision, verdict = _decisions(services, row, state, session, alive=alive, free=free)
         except Exception as error:  # noqa: BLE001 - the plan shows the error that recovery would meet, and goes on
-            trouble = f"deciding on it broke: {error!r}"
+            trouble = f"deciding on it broke: {shown(error)}"
             decision = verdict = Decision(Action.LEAVE, f"{trouble}; report it")
         found.append(Known(row, session, alive, state, trouble, decision, verdict, unread[row.id]))
     return found

@@ -9,6 +9,7 @@ from relight.errors import UpgradeRequiredError
 from relight.model.formats import not_understood
 from relight.model.replay import restore
 from relight.model.run import Hold, Message, MessageKind, Run, RunChange, Status
+from relight.model.text import shown
 from relight.run.services import Services
 from relight.telemetry import Token, log
 
@@ -71,6 +72,6 @@ class Freed:
             except UpgradeRequiredError:
                 continue
             except Exception as error:  # noqa: BLE001 - `take_up` holds it with the right reason
-                log(logging.DEBUG, Token.RUN_HELD, f"run {row.id}: {error!r}")
+                log(logging.DEBUG, Token.RUN_HELD, f"run {row.id}: {shown(error)}")
             found.append(row)
         return found

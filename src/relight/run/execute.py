@@ -23,12 +23,14 @@ from relight.execution import refused_calls
 from relight.execution.run_loop import Ready
 from relight.flow.call import Call as Forgotten
 from relight.flow.definitions import Flow
+from relight.flow.error_records import add_note
 from relight.flow.payloads import record_error
 from relight.flow.scope import CURRENT, Scope
 from relight.model import journal as j
 from relight.model.operations import failure_reason
 from relight.model.replay import Open, restore
 from relight.model.run import Hold
+from relight.model.text import shown
 from relight.run import leaving, next_generation, replaying, step_bodies, waits
 from relight.run.alarms import Alarm
 from relight.run.arguments import input_refusal
@@ -216,7 +218,7 @@ def _check_return(run: LiveRun, call: Call, scope: Scope, value: Any) -> None:
 def _note_forgotten(error: BaseException, call: Forgotten | None) -> None:
     """A flow has failed after it called something without awaiting it: perhaps that is why (`charge() + 1`)."""
     if call is not None and isinstance(error, Exception):
-        error.add_note(f"{call.name!r} was called at {call.place} and never awaited: was an `await` forgotten?")
+        add_note(error, f"{call.name!r} was called at {call.place} and never awaited: was an `await` forgotten?")
 
 
 def _close_forgotten(run: LiveRun, call: Call) -> Forgotten | None:
@@ -250,7 +252,7 @@ class _BackOff(Operation):
         run, call, retry = self.run, self._call, self._call.flow.retry
         assert retry is not None
         until = run.services.clock.now() + retry.delay_after(call.attempt, run.services.entropy.random())
-        text = f"run {run.run_id(call.key)}: attempt {call.attempt} failed: {self._failure!r}"
+        text = f"run {run.run_id(call.key)}: attempt {call.attempt} failed: {shown(self._failure)}"
         log(logging.INFO, Token.RUN_RETRYING, text)
         run.record(j.RunRetrying(call.key, call.attempt, record_error(self._failure), until, run.now()))
         run.set_running()
@@ -369,4 +371,4 @@ def _end_is_durable(run: LiveRun) -> None:
         leaving.stop_bodies(run)
         run.host.ended(run)
     except Exception as error:  # noqa: BLE001 - a bug in Relight: this is a callback, nothing else would log it
-        log(logging.CRITICAL, Token.INTERNAL_ERROR, f"the end of run {run.id} broke: {error!r}", error)
+        log(logging.CRITICAL, Token.INTERNAL_ERROR, f"the end of run {run.id} broke: {shown(error)}", error)

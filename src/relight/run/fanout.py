@@ -26,6 +26,7 @@ from relight.flow.fingerprint import text_digest
 from relight.flow.payloads import ValueCodec
 from relight.flow.scope import CURRENT, Scope, here
 from relight.model.journal import ItemCompleted
+from relight.model.outcomes import item_path
 from relight.model.replay import Outcome, item_index, item_scope
 from relight.model.run import ItemResult, totals_row
 from relight.run import cancel, replaying
@@ -67,6 +68,8 @@ async def foreach(
         or not run.replay.items_have_ended(key, (one.scope_path for one in todo))
     ):
         _note_totals(run, scope, key, len(todo), 0)
+    if run.kept and run.replay is None:
+        _uncount_earlier_attempts(run, scope, key, todo)
     results: list[Any] = [None] * len(todo)
     pending = iter(todo)
     failures: list[BaseException] = []
@@ -147,6 +150,29 @@ def _forget_changed(run: LiveRun, scope: Scope, key: str, todo: list[_Item], seq
     return bool(gone)
 
 
+def _uncount_earlier_attempts(run: LiveRun, scope: Scope, key: str, todo: list[_Item]) -> None:
+    """A retry calls the foreach again, with other items perhaps: then `progress` must not count the ended items of the
+    earlier attempts that are not among them. Rows can be dropped from one index on only, so the kept items behind it get
+    theirs again. The new totals are in the same commit."""
+    kept = {
+        path: outcome
+        for path, outcome in run.kept.items()
+        if outcome.kind == "item" and item_path(key, path) == path  # not an item of a foreach inside an item
+    }
+    today = {item.scope_path for item in todo}
+    gone = [item_index(key, path) or 0 for path in kept if path not in today]
+    if not gone:
+        return
+    first = min(gone)
+    run.writer.cut_items(run.run_id(scope.run_key), key, first)
+    for item in todo[first:]:
+        outcome = kept.get(item.scope_path)
+        if outcome is not None:
+            data = bytes(outcome.output)
+            run.writer.item(_row(run, scope, key, item, data, run.payload(data)[1]))
+    run.writer.flush()
+
+
 async def _one(
     run: LiveRun,
     scope: Scope,
@@ -203,15 +229,17 @@ def _ended(run: LiveRun, path: str) -> Outcome | None:
 def _record(run: LiveRun, scope: Scope, key: str, item: _Item, data: bytes, end: Operation) -> None:
     output, blob = run.payload(data)
     run.record(ItemCompleted(item.scope_path, key, item.index, item.digest, output, blob, run.now()), end)
-    run.writer.item(
-        ItemResult(
-            run_id=run.run_id(scope.run_key),
-            key=key,
-            index=item.index,
-            digest=item.digest,
-            output=b"" if blob else data,
-            output_blob=blob,
-        )
+    run.writer.item(_row(run, scope, key, item, data, blob))
+
+
+def _row(run: LiveRun, scope: Scope, key: str, item: _Item, data: bytes, blob: str) -> ItemResult:
+    return ItemResult(
+        run_id=run.run_id(scope.run_key),
+        key=key,
+        index=item.index,
+        digest=item.digest,
+        output=b"" if blob else data,
+        output_blob=blob,
     )
 
 

@@ -27,6 +27,7 @@ from relight.flow.definitions import Flow
 from relight.flow.scope import Scope
 from relight.model.replay import Open, Outcome, TreeState, retried_at
 from relight.model.run import Hold, Message, Run
+from relight.model.text import shown
 from relight.record.writer import GONE
 from relight.run import at_rest, cancel, checkpoint, execute, inbox, leaving, replaying, waits
 from relight.run.alarms import Timers
@@ -160,8 +161,9 @@ class LiveRun(RunRecord, Asking):
             if not left:
                 self.wake()
         except Exception as error:  # noqa: BLE001 - a bug in Relight: this run is held, the others go on
-            log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {self.id} broke: {error!r}", error)
-            self.stuck(Hold.CORRUPT, RelightError(f"the engine broke while it drove this run: {error!r}; report it"))
+            what = shown(error)
+            log(logging.CRITICAL, Token.INTERNAL_ERROR, f"run {self.id} broke: {what}", error)
+            self.stuck(Hold.CORRUPT, RelightError(f"the engine broke while it drove this run: {what}; report it"))
         finally:
             self._advancing = loop.driven = False
             if not running_loop.batch:

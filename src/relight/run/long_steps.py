@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from relight.clock import Clock, Timer
 from relight.model.journal import StepStarted
+from relight.model.text import shown
 from relight.run.phase import DRIVEN
 from relight.telemetry import Token, log
 
@@ -62,7 +63,10 @@ class LongSteps:
                 announced = _announce(operation, attempt)
             except Exception as error:  # noqa: BLE001 - a bug in Relight: the other steps are still announced
                 log(
-                    logging.CRITICAL, Token.INTERNAL_ERROR, f"announcing step {operation.key!r} broke: {error!r}", error
+                    logging.CRITICAL,
+                    Token.INTERNAL_ERROR,
+                    f"announcing step {operation.key!r} broke: {shown(error)}",
+                    error,
                 )
                 announced = True
             del self._under_way[operation]

@@ -31,6 +31,7 @@ from relight.errors import ContinueAs, FlowCodeError
 from relight.model import journal as j
 from relight.model.replay import TreeState, Unclaimed, encode_state
 from relight.model.run import Message, MessageKind
+from relight.model.text import shown
 from relight.ports.store import NextGeneration
 from relight.run import leaving
 from relight.run.phase import ENDING
@@ -147,7 +148,7 @@ def _is_durable(run: LiveRun) -> None:
         leaving.stop_bodies(run)
         run.host.continued(run)
     except Exception as error:  # noqa: BLE001 - a bug in Relight: this is a callback, nothing else would log it
-        log(logging.CRITICAL, Token.INTERNAL_ERROR, f"the next generation of run {run.id} broke: {error!r}", error)
+        log(logging.CRITICAL, Token.INTERNAL_ERROR, f"the next generation of run {run.id} broke: {shown(error)}", error)
         run.next = None
         run.broke(error)
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from relight.execution.body_tasks import Body
 from relight.model.journal import OperationCancelled
 from relight.model.replay import Ending, Open, Outcome
+from relight.model.text import shown
 
 if TYPE_CHECKING:
     from relight.flow.scope import Scope
@@ -173,7 +174,7 @@ class Operation(asyncio.Future[Any]):
         if self.error is None:
             self.set_result(self.value)
         elif isinstance(self.error, StopIteration):  # a future refuses to carry it
-            self.set_exception(RuntimeError(f"StopIteration escaped: {self.error!r}"))
+            self.set_exception(RuntimeError(f"StopIteration escaped: {shown(self.error)}"))
         else:
             self.set_exception(self.error)
 

@@ -18,6 +18,7 @@ from relight.execution.thread_pool import ThreadExitError
 from relight.flow.payloads import record_error
 from relight.flow.scope import CURRENT, StepInfo
 from relight.model.journal import StepCompleted, StepFailed, StepRetrying, StepStarted
+from relight.model.text import shown
 from relight.run import cancel, leaving, waits
 from relight.run.alarms import Alarm
 from relight.run.phase import DRIVEN
@@ -132,7 +133,7 @@ def recordable(error: BaseException, what: str) -> Exception:
     if isinstance(error, Exception):
         return error
     name = type(error).__name__
-    stand_in = StepError(f"{what} raised {name}({', '.join(map(repr, error.args))})", type_name=name)
+    stand_in = StepError(f"{what} raised {name}({', '.join(map(shown, error.args))})", type_name=name)
     stand_in.__cause__ = error
     return stand_in
 
@@ -169,7 +170,7 @@ async def _attempts(op: StepOperation) -> None:
                 return
             delay = step.retry.delay_after(attempt, run.services.entropy.random())
             until = run.now() + delay
-            text = f"run {run.id}: step {op.key!r} failed, attempt {attempt}: {caught!r}"
+            text = f"run {run.id}: step {op.key!r} failed, attempt {attempt}: {shown(caught)}"
             log(logging.INFO, Token.STEP_RETRYING, text)
             run.record(StepRetrying(op.key, attempt, record_error(caught), until, *_times(op)))
             run.set_running()

@@ -125,17 +125,39 @@ class FakeClock:
         """In this context time passes by itself: whenever all these engines are idle, it jumps to the next timer.
 
         It waits for steps, which take real time. While a step waits for an event of the test, time does not pass, so
-        the step is not timed out.
+        the step is not timed out. If one of the engines is closed in this context, time stands still for the others. So
+        what the test waits for is cancelled then, and the context raises RelightError.
         """
         self._armed, self._advancing = asyncio.Event(), asyncio.get_running_loop()
+        body = asyncio.current_task()
+        assert body is not None
+        cancellations = body.cancelling()
+        broken: list[BaseException] = []
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                broken.append(error)
+                body.cancel()
+
         task = asyncio.ensure_future(self._advance_by_itself(engines, self._armed))
+        task.add_done_callback(ended)
         try:
             yield
+        except BaseException as error:
+            if broken and body.uncancel() <= cancellations and isinstance(error, asyncio.CancelledError):
+                raise broken[0] from None
+            raise
+        else:
+            if broken:
+                body.uncancel()
+                raise broken[0]
         finally:
             self._armed = self._advancing = None
+            task.remove_done_callback(ended)
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()  # it is raised above, or came when the context was being left
 
     async def _advance_by_itself(self, engines: tuple[Engine, ...], armed: asyncio.Event) -> None:
         while True:
