@@ -19,7 +19,7 @@ import asyncio
 import contextvars
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -48,10 +48,31 @@ class PartHealth(msgspec.Struct, frozen=True, kw_only=True):
     error: str  # the last exception; "" if there was none
 
 
+class Watcher(Protocol):
+    """The supervisor, as a part sees it."""
+
+    @property
+    def report(self) -> Callable[[Part, Exception, float], None]:
+        """Called when a part has failed, with the pause before it is tried again."""
+        ...
+
+    def broke(self, part: Part) -> None:
+        """An essential part cannot be kept alive."""
+        ...
+
+    def mended(self, part: Part) -> None:
+        """A part that was broken works again."""
+        ...
+
+    def back(self, part: Part) -> None:
+        """An outage is over that has made more than one round of the part fail."""
+        ...
+
+
 class Part:
     """One long-lived task that is kept alive. Any thread may read its numbers; all else happens on the task's loop."""
 
-    def __init__(self, name: str, supervisor: Supervisor, *, essential: bool = True) -> None:
+    def __init__(self, name: str, watcher: Watcher, *, essential: bool = True) -> None:
         self.name = name
         self.essential = essential
         self.failures = 0
@@ -64,7 +85,7 @@ class Part:
         self._stopping = False
         self._broken_at = self._begun_at = 0.0
         self._pause = RetryPause()
-        self._supervisor = supervisor
+        self._watcher = watcher
 
     def well(self) -> None:
         """The task calls this after a successful round."""
@@ -74,9 +95,9 @@ class Part:
             if SYSTEM_CLOCK.monotonic() < self._broken_at + MENDED_SECONDS:
                 return
             self.broken = False
-            self._supervisor.mended(self)
+            self._watcher.mended(self)
         if self.outages > 1:
-            self._supervisor.back(self)
+            self._watcher.back(self)
         self.in_a_row, self.outage, self.outages = 0, "", 0
         self._pause.reset()
 
@@ -111,7 +132,7 @@ class Part:
             self.failures += 1
             self.in_a_row += 1
             self.error = shown(error)
-        self._supervisor.report(self, error, self._pause.seconds)
+        self._watcher.report(self, error, self._pause.seconds)
         if self.in_a_row >= MOST_FAILURES and self.essential and not self.broken:
             self._break()
 
@@ -159,7 +180,7 @@ class Part:
     def _break(self) -> None:
         self.broken, self._broken_at = True, SYSTEM_CLOCK.monotonic()
         if self.essential:
-            self._supervisor.broke(self)
+            self._watcher.broke(self)
 
     @property
     def health(self) -> PartHealth:

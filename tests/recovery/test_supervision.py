@@ -23,7 +23,7 @@ from relight.model.lease import Acquired, NotOwner, OwnedBy, Process
 from relight.orchestrator import waking
 from relight.ownership.heartbeats import Heartbeats
 from relight.ports.store import Commit, CommitResult
-from relight.record.recorder import _Lane
+from relight.record.lane import Lane
 from relight.supervisor import Part, Supervisor, Work
 from tests.flows.world import until
 from tests.servers.etcd import EtcdServer
@@ -456,15 +456,15 @@ async def test_a_recorder_that_broke_comes_back_by_itself(
     works again."""
     monkeypatch.setattr(supervisor, "MOST_FAILURES", 2)
     monkeypatch.setattr(supervisor, "MENDED_SECONDS", 0.5)
-    settle, left = _Lane.finish, [2]
+    settle, left = Lane.finish, [2]
 
-    def settle_or_break(self: _Lane, writers: list[Any], *rest: Any) -> None:
+    def settle_or_break(self: Lane, writers: list[Any], *rest: Any) -> None:
         if writers and left[0]:
             left[0] -= 1
             raise BugError("settling")
         settle(self, writers, *rest)
 
-    monkeypatch.setattr(_Lane, "finish", settle_or_break)
+    monkeypatch.setattr(Lane, "finish", settle_or_break)
     recovery = {"lease_ttl": "1s", "check_interval": "0.2s"}
     async with Relight(tmp_path / "relight.db", recovery=recovery) as rl:
         run = await rl.start(flows.works.with_id("r"))

@@ -168,8 +168,7 @@ def _uncount_earlier_attempts(run: LiveRun, scope: Scope, key: str, todo: list[_
     for item in todo[first:]:
         outcome = kept.get(item.scope_path)
         if outcome is not None:
-            data = bytes(outcome.output)
-            run.writer.item(_row(run, scope, key, item, data, run.payload(data)[1]))
+            run.writer.item(_row(run, scope, key, item, bytes(outcome.output), outcome.blob))
     run.writer.flush()
 
 
