@@ -31,7 +31,7 @@ from relight.orchestrator.fork import fork
 from relight.orchestrator.health import Health, health_of
 from relight.orchestrator.orchestrator import Orchestrator
 from relight.orchestrator.start import flow_to_start, start
-from relight.ownership.liveness import agree_on_manager, appear
+from relight.ownership.liveness import appear, check_manager
 from relight.ports.leases import LeaseManager
 from relight.ports.store import Store
 from relight.process import mark_dead, this_process
@@ -130,9 +130,9 @@ class Relight:
             raise
 
     async def _open_on(self, store: Store, leases: LeaseManager, clock: StoreClock) -> None:
-        await agree_on_manager(store, leases, drives=self.config.drive)
+        await check_manager(store, leases, drives=self.config.drive)
         owner = f"{self.config.orchestrator_id or socket.gethostname()}#{self._entropy.uuid().hex[:12]}"
-        process = this_process(owner)
+        process = this_process(owner, leases.name)
         clock_here = await self._clock_of(store, clock)
         services = assemble(self.config, store, leases, clock_here, self._entropy, self.registry, owner, process)
         orchestrator = Orchestrator(services)
