@@ -32,8 +32,8 @@ def _extra(extra: str, what: str) -> Iterator[None]:
         ) from error
 
 
-def make_store(config: Config, clock: Clock) -> Store:
-    """The store that the configuration names."""
+def make_store(config: Config, clock: Clock, *, create: bool = True) -> Store:
+    """The store that the configuration names. Without `create`, a SQLite file must be there already."""
     url = parse_store_url(config.store)
     if url.kind == "memory":
         return MemoryStore(clock=clock)
@@ -44,7 +44,7 @@ def make_store(config: Config, clock: Clock) -> Store:
         return PostgresStore(url.place, clock=clock, schema=config.db_schema, migrate=config.migrate)
     from relight.backends.sqlite.store import SqliteStore  # noqa: PLC0415 - apsw is loaded only when SQLite is used
 
-    return SqliteStore(url.place, clock=clock, migrate=config.migrate)
+    return SqliteStore(url.place, clock=clock, migrate=config.migrate, create=create)
 
 
 def make_leases(config: Config, store: Store, *, given: bool, clock: Clock = SYSTEM_CLOCK) -> LeaseManager:

@@ -115,7 +115,9 @@ class Relight:
             raise RelightError("this Relight is open already")
         for module in self.config.modules:
             importlib.import_module(module)
-        store = self._store if self._store is not None else make_store(self.config, self._clock)
+        store = self._store
+        if store is None:
+            store = make_store(self.config, self._clock, create=self.config.drive)
         clock = StoreClock(self._clock)  # it follows the server's clock once the store is open
         leases = (
             self._leases

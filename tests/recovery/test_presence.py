@@ -18,7 +18,7 @@ from relight.model.lease import Process, Session
 from relight.ownership.liveness import Presence
 from relight.process import _machine, mark_dead
 from tests.harness.cluster import until
-from tests.recovery.engines import Work
+from tests.recovery.engines import Work, make_database
 from tests.recovery.test_etcd import recovered
 from tests.servers.etcd import EtcdServer, etcd_or_skip
 
@@ -221,7 +221,7 @@ async def test_whoever_asks_another_lease_manager_is_refused(engines: Engines, e
 async def test_another_manager_may_be_brought_in_once_nobody_lives_by_the_old_one(
     engines: Engines, etcd_server: EtcdServer
 ):
-    async with Relight(engines.path, drive=False):
+    async with Relight(await make_database(engines.path), drive=False):
         pass  # nobody has driven anything yet: nothing is remembered
     for leases in ("store", f"etcd://{etcd_server.endpoint}/change", "none", "store"):
         async with Relight(engines.path, leases=leases, recovery={"lease_ttl": TTL}) as rl:

@@ -36,6 +36,7 @@ from relight.ports.store import Commit, CommitResult, Store
 from relight.record.writer import Writer
 from relight.run.phase import Phase
 from tests.flows.world import World, until
+from tests.recovery.engines import make_database
 
 FAST = {"lease_ttl": "1.2s", "check_interval": "0.2s"}
 
@@ -548,7 +549,7 @@ async def test_due_runs_that_cannot_be_claimed_are_not_asked_for_without_a_pause
         async def claim(self, epochs: dict[str, int], owner: str) -> dict[str, int]:
             return {}
 
-    path = tmp_path / "relight.db"
+    path = await make_database(tmp_path / "relight.db")
     async with Relight(path, drive=False) as client:
         for n in range(150):
             await client.start(works.with_id(f"r{n}"))
@@ -569,7 +570,7 @@ async def test_others_due_runs_do_not_hide_our_own_while_recovery_is_off(tmp_pat
         await sleep("0.2s")
         return "woke"
 
-    path = tmp_path / "relight.db"
+    path = await make_database(tmp_path / "relight.db")
     async with Relight(path, drive=False) as client:
         for n in range(120):
             await client.start(naps.with_id(f"other-{n}"))
@@ -648,7 +649,7 @@ async def test_waiting_for_a_thread_does_not_count_against_a_timeout(world: Worl
 
 
 async def test_a_client_that_knows_the_flow_waits_for_an_orchestrator_that_does(tmp_path: Path) -> None:
-    path = tmp_path / "relight.db"
+    path = await make_database(tmp_path / "relight.db")
 
     @flow
     async def late() -> str:
@@ -668,7 +669,7 @@ async def test_a_client_that_knows_the_flow_hears_of_one_that_nobody_else_knows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waking, "CHECK_SECONDS", 0.05)
-    path = tmp_path / "relight.db"
+    path = await make_database(tmp_path / "relight.db")
 
     @flow
     async def lost() -> str:

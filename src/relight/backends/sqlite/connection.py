@@ -81,11 +81,15 @@ def create_private(path: Path) -> None:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
 
-def prepare(connection: apsw.Connection, path: Path, scripts: Sequence[str], *, migrate: bool = True) -> None:
-    """Make the file a Relight database and bring it up to date, if `migrate`. Refuse a file that is another program's,
-    too new for this version, or not writable."""
+def prepare(
+    connection: apsw.Connection, path: Path, scripts: Sequence[str], *, migrate: bool = True, create: bool = True
+) -> None:
+    """Make the file a Relight database, if `create`, and bring it up to date, if `migrate`. Refuse a file that is another
+    program's, too new for this version, or not writable."""
     with snapshot(connection):
         version = refuse_foreign(connection, path, len(scripts))
+    if version == 0 and not create:
+        raise _no_database(path, "is empty")
     if version < len(scripts) and not migrate:
         state = "is empty" if version == 0 else f"has schema version {version} of {len(scripts)}"
         raise StoreFormatError(f"{path} {state}: run `relight migrate`")
@@ -221,6 +225,19 @@ def refuse_path(path: Path) -> None:
     # the file would release the locks of every connection that this process has to it.
     if path.exists() and 0 < path.stat().st_size < SMALLEST_DATABASE_BYTES:
         raise StoreFormatError(f"{path} is not a Relight database (it is too short for one): use another path")
+
+
+def refuse_missing(path: Path) -> None:
+    """Raise if there is no file, before SQLite or the first connection makes one."""
+    if not path.exists():
+        raise _no_database(path, "does not exist")
+
+
+def _no_database(path: Path, why: str) -> StoreFormatError:
+    return StoreFormatError(
+        f"{path} {why}, and a process that drives no runs (drive=False) makes no database: give the path of the one that "
+        "the orchestrators use, start an orchestrator first, or run `relight migrate`"
+    )
 
 
 def opening_error(error: apsw.Error, path: Path) -> StoreError:
