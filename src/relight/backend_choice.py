@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -30,6 +31,22 @@ def _extra(extra: str, what: str) -> Iterator[None]:
         raise ConfigError(
             f"{what} needs the package {missing}, which is not installed: pip install 'relight[{extra}]'"
         ) from error
+
+
+def check_given(url: object, store: object, lease_manager: object) -> None:
+    """What a program has passed to Relight(): one store, named or as an object, and a lease manager that is one."""
+    if url is not None and not isinstance(url, str | os.PathLike):
+        raise ConfigError(f"store: {url!r} is not accepted; expected a path, sqlite:///path, postgresql://… or memory:")
+    if store is not None and not hasattr(store, "commit"):
+        raise ConfigError(
+            f"Relight(store={store!r}): expected a store as an object; a path or URL is the first argument, without a name"
+        )
+    if lease_manager is not None and not hasattr(lease_manager, "heartbeat"):
+        raise ConfigError(
+            f"Relight(lease_manager={lease_manager!r}): expected a lease manager as an object; etcd://… is for leases="
+        )
+    if url is not None and store is not None:
+        raise ConfigError("Relight() was given a URL and store=, which are two stores: give one of them")
 
 
 def make_store(config: Config, clock: Clock, *, create: bool = True) -> Store:

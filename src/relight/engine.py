@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, ParamSpec, Self, TypeVar, overload
 
 from relight.assembly import assemble
-from relight.backend_choice import make_leases, make_store
+from relight.backend_choice import check_given, make_leases, make_store
 from relight.blocking import BlockingRelight
 from relight.clock import SYSTEM_CLOCK, SYSTEM_ENTROPY, Clock, Entropy, StoreClock
 from relight.config import Config, load_config
@@ -75,12 +75,13 @@ class Relight:
         flows: Iterable[Flow[..., Any]] | None = None,
         **config: Any,
     ) -> None:
+        check_given(url, store, lease_manager)
         self.config: Config = load_config(None if url is None else os.fspath(url), config, os.environ)
         self._store = store
         self._leases = lease_manager
         self._clock = clock
         self._entropy = entropy
-        self.registry = REGISTRY if flows is None else Registry(flows)
+        self.registry = REGISTRY if flows is None else _registry(flows)
         self._services: Services | None = None
         self._orchestrator: Orchestrator | None = None
         self._recovery: OrphanRecovery | None = None
@@ -354,6 +355,16 @@ class Relight:
                 raise RunStateError(f"run {row.id!r} is {row.status}: it can no longer receive {message.kind}")
             message.id = message_id
             await self.orchestrator.message_posted(message)
+
+
+def _registry(flows: Any) -> Registry:
+    given = list(flows) if isinstance(flows, Iterable) and not isinstance(flows, str) else None
+    if given is None or not all(isinstance(one, Flow) for one in given):
+        raise ConfigError(
+            f"Relight(flows={flows!r}): give a list of flows, which are functions decorated with @flow; or leave it out for "
+            "all that this process has defined"
+        )
+    return Registry(given)
 
 
 def _status(status: Status | str) -> Status:
