@@ -135,6 +135,8 @@ class StoreError(RelightError):
 class StoreUnavailableError(StoreError):
     """The store failed for a reason that may pass: nothing of this commit is known to be written."""
 
+    damaged = False  # what is stored cannot be read any more; that does not pass
+
 
 class LeasesUnavailableError(StoreUnavailableError):
     """The lease manager does not answer. That may pass; meanwhile nothing is claimed."""

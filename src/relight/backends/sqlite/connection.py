@@ -35,6 +35,8 @@ WAL_LIMIT_BYTES = 64_000_000
 
 SMALLEST_DATABASE_BYTES = 512
 
+DAMAGED = "damaged: restore a backup of it"
+
 _FLAGS = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOMUTEX
 
 
@@ -224,7 +226,10 @@ def refuse_path(path: Path) -> None:
     # SQLite treats so short a file as empty, and would overwrite it. Relight cannot read its content instead: to close
     # the file would release the locks of every connection that this process has to it.
     if path.exists() and 0 < path.stat().st_size < SMALLEST_DATABASE_BYTES:
-        raise StoreFormatError(f"{path} is not a Relight database (it is too short for one): use another path")
+        raise StoreFormatError(
+            f"{path} is not a Relight database (it is too short for one): use another path; if it was one, it has been cut "
+            "off: restore a backup"
+        )
 
 
 def refuse_missing(path: Path) -> None:
@@ -242,7 +247,9 @@ def _no_database(path: Path, why: str) -> StoreFormatError:
 
 def opening_error(error: apsw.Error, path: Path) -> StoreError:
     """Why a file cannot be opened, in one line."""
-    if isinstance(error, apsw.NotADBError | apsw.CorruptError):
+    if isinstance(error, apsw.CorruptError):  # a database, by its first bytes
+        return StoreFormatError(f"{path} is {DAMAGED} ({cause_of(error)}); or use another path")
+    if isinstance(error, apsw.NotADBError):
         return StoreFormatError(f"{path} is not a Relight database ({cause_of(error)}): use another path")
     if isinstance(error, apsw.ReadOnlyError | apsw.CantOpenError | apsw.PermissionsError | apsw.AuthError):
         return StoreFormatError(
@@ -254,6 +261,10 @@ def opening_error(error: apsw.Error, path: Path) -> StoreError:
 
 def runtime_error(error: apsw.Error, path: Path) -> StoreUnavailableError:
     """The error for an open file, in one line."""
+    if isinstance(error, apsw.CorruptError | apsw.NotADBError):
+        damaged = StoreUnavailableError(f"{path} is {DAMAGED} ({cause_of(error)})")
+        damaged.damaged = True
+        return damaged
     return StoreUnavailableError(f"{path}: {cause_of(error)}; nothing of this operation is known to be written")
 
 
