@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -32,8 +33,24 @@ def _extra(extra: str, what: str) -> Iterator[None]:
         ) from error
 
 
-def make_store(config: Config, clock: Clock) -> Store:
-    """The store that the configuration names."""
+def check_given(url: object, store: object, lease_manager: object) -> None:
+    """What a program has passed to Relight(): one store, named or as an object, and a lease manager that is one."""
+    if url is not None and not isinstance(url, str | os.PathLike):
+        raise ConfigError(f"store: {url!r} is not accepted; expected a path, sqlite:///path, postgresql://… or memory:")
+    if store is not None and not hasattr(store, "commit"):
+        raise ConfigError(
+            f"Relight(store={store!r}): expected a store as an object; a path or URL is the first argument, without a name"
+        )
+    if lease_manager is not None and not hasattr(lease_manager, "heartbeat"):
+        raise ConfigError(
+            f"Relight(lease_manager={lease_manager!r}): expected a lease manager as an object; etcd://… is for leases="
+        )
+    if url is not None and store is not None:
+        raise ConfigError("Relight() was given a URL and store=, which are two stores: give one of them")
+
+
+def make_store(config: Config, clock: Clock, *, create: bool = True) -> Store:
+    """The store that the configuration names. Without `create`, a SQLite file must be there already."""
     url = parse_store_url(config.store)
     if url.kind == "memory":
         return MemoryStore(clock=clock)
@@ -44,7 +61,7 @@ def make_store(config: Config, clock: Clock) -> Store:
         return PostgresStore(url.place, clock=clock, schema=config.db_schema, migrate=config.migrate)
     from relight.backends.sqlite.store import SqliteStore  # noqa: PLC0415 - apsw is loaded only when SQLite is used
 
-    return SqliteStore(url.place, clock=clock, migrate=config.migrate)
+    return SqliteStore(url.place, clock=clock, migrate=config.migrate, create=create)
 
 
 def make_leases(config: Config, store: Store, *, given: bool, clock: Clock = SYSTEM_CLOCK) -> LeaseManager:

@@ -111,12 +111,13 @@ class Config(_Section, frozen=True):
     ] = ()
     """Imported at start, so that their flows are registered before anything is recovered."""
     orchestrator_id: Annotated[
-        Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f\ud800-\udfff]{1,255}\Z")] | None,
+        Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f\ud800-\udfff#]{1,255}\Z")] | None,
         msgspec.Meta(
-            description="a text that is not empty, of at most 255 characters, no control characters among them"
+            description="a text that is not empty, of at most 255 characters, no control characters and no # among them"
         ),
     ] = None
-    """Stable across restarts, so that an orchestrator knows its own runs again. None: the name of the machine."""
+    """Stable across restarts, so that an orchestrator knows its own runs again. None: the name of the machine. A session
+    is called by this name, # and a token."""
     recovery: Recovery = Recovery()
     checkpoint: Checkpoint = Checkpoint()
     payload: Payload = Payload()

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, ParamSpec, Self, TypeVar, overload
 
 from relight.assembly import assemble
-from relight.backend_choice import make_leases, make_store
+from relight.backend_choice import check_given, make_leases, make_store
 from relight.blocking import BlockingRelight
 from relight.clock import SYSTEM_CLOCK, SYSTEM_ENTROPY, Clock, Entropy, StoreClock
 from relight.config import Config, load_config
@@ -31,7 +31,7 @@ from relight.orchestrator.fork import fork
 from relight.orchestrator.health import Health, health_of
 from relight.orchestrator.orchestrator import Orchestrator
 from relight.orchestrator.start import flow_to_start, start
-from relight.ownership.liveness import agree_on_manager, appear
+from relight.ownership.liveness import appear, check_manager
 from relight.ports.leases import LeaseManager
 from relight.ports.store import Store
 from relight.process import mark_dead, this_process
@@ -75,12 +75,13 @@ class Relight:
         flows: Iterable[Flow[..., Any]] | None = None,
         **config: Any,
     ) -> None:
+        check_given(url, store, lease_manager)
         self.config: Config = load_config(None if url is None else os.fspath(url), config, os.environ)
         self._store = store
         self._leases = lease_manager
         self._clock = clock
         self._entropy = entropy
-        self.registry = REGISTRY if flows is None else Registry(flows)
+        self.registry = REGISTRY if flows is None else _registry(flows)
         self._services: Services | None = None
         self._orchestrator: Orchestrator | None = None
         self._recovery: OrphanRecovery | None = None
@@ -115,7 +116,9 @@ class Relight:
             raise RelightError("this Relight is open already")
         for module in self.config.modules:
             importlib.import_module(module)
-        store = self._store if self._store is not None else make_store(self.config, self._clock)
+        store = self._store
+        if store is None:
+            store = make_store(self.config, self._clock, create=self.config.drive)
         clock = StoreClock(self._clock)  # it follows the server's clock once the store is open
         leases = (
             self._leases
@@ -130,9 +133,9 @@ class Relight:
             raise
 
     async def _open_on(self, store: Store, leases: LeaseManager, clock: StoreClock) -> None:
-        await agree_on_manager(store, leases, drives=self.config.drive)
+        await check_manager(store, leases, drives=self.config.drive)
         owner = f"{self.config.orchestrator_id or socket.gethostname()}#{self._entropy.uuid().hex[:12]}"
-        process = this_process(owner)
+        process = this_process(owner, leases.name)
         clock_here = await self._clock_of(store, clock)
         services = assemble(self.config, store, leases, clock_here, self._entropy, self.registry, owner, process)
         orchestrator = Orchestrator(services)
@@ -353,6 +356,16 @@ class Relight:
                 raise RunStateError(f"run {row.id!r} is {row.status}: it can no longer receive {message.kind}")
             message.id = message_id
             await self.orchestrator.message_posted(message)
+
+
+def _registry(flows: Any) -> Registry:
+    given = list(flows) if isinstance(flows, Iterable) and not isinstance(flows, str) else None
+    if given is None or not all(isinstance(one, Flow) for one in given):
+        raise ConfigError(
+            f"Relight(flows={flows!r}): give a list of flows, which are functions decorated with @flow; or leave it out for "
+            "all that this process has defined"
+        )
+    return Registry(given)
 
 
 def _status(status: Status | str) -> Status:

@@ -6,6 +6,7 @@
     ├── DefinitionError               a flow or step is declared wrongly (name taken, bad option, bad call)
     │   └── UnknownFlowError          no flow of that name is registered
     ├── PayloadError                  a value cannot be journaled; the message names where it sits
+    │   └── StepResultError           … and it is a step's result: the step has had its effect, and no retry repeats it
     ├── ConflictError                 this run id is already used for another flow or another input
     ├── RunNotFoundError              no run has that id
     ├── RunStateError                 the run's status does not allow the request
@@ -59,6 +60,11 @@ class UnknownFlowError(DefinitionError, LookupError):
 
 class PayloadError(RelightError, TypeError):
     """A value cannot be journaled, or would not be read back as the same value."""
+
+
+class StepResultError(PayloadError):
+    """A step's result cannot be journaled. Its body has had its effect: neither the step's retry nor that of a flow
+    around it executes the step again."""
 
 
 class ConflictError(RelightError):
@@ -128,6 +134,8 @@ class StoreError(RelightError):
 
 class StoreUnavailableError(StoreError):
     """The store failed for a reason that may pass: nothing of this commit is known to be written."""
+
+    damaged = False  # what is stored cannot be read any more; that does not pass
 
 
 class LeasesUnavailableError(StoreUnavailableError):

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 R_co = TypeVar("R_co", covariant=True)
 
 MOST_STEPS = 10_000  # in one page
+MOST_SECONDS_FOR_A_REASON = 5.0
 SMALL_JOURNAL_BYTES = 1_000_000  # folded in some ten milliseconds
 
 
@@ -100,9 +101,23 @@ class Handle(Generic[R_co]):
                     row = await self._ended()
         except TimeoutError:
             fault = self._relight.fault
-            why = f"; nothing is being committed: {fault}" if fault else ""
+            why = f"; nothing is being committed: {fault}" if fault else await self._why_not_ended()
             raise TimeoutError(f"run {self.id!r} has not ended within {seconds}s{why}") from None
         return await self._outcome(row)  # type: ignore[no-any-return]  # decoded by the flow's annotation
+
+    async def _why_not_ended(self) -> str:
+        """For the message of a timeout: what explain says of the run. A caller may wait again and again, so a large
+        journal is not read for that, and a server that does not answer is not waited for."""
+        try:
+            async with asyncio.timeout(MOST_SECONDS_FOR_A_REASON):
+                row = await self._relight.row(self.id)
+                if await self._relight.services.store.journal_bytes(row.root_id) > SMALL_JOURNAL_BYTES:
+                    return f": it is {row.status}" + (f" ({row.reason})" if row.reason else "")
+                found = await self._relight.explain(self.id)
+        except (RelightError, TimeoutError):
+            return ""
+        which = "it" if found.run_id == self.id else f"its root {found.run_id!r}"
+        return f": {which} {found.sentence.removeprefix(f'Run {found.run_id} ').removesuffix('.')}"
 
     async def _ended(self) -> Run:
         """The final row. The watch begins before the row is read, so that an end between the two is not missed."""

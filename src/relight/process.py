@@ -15,12 +15,13 @@ _SESSIONS: set[str] = set()  # the owners of this process's open sessions
 _PROC = Path("/proc")
 
 
-def this_process(session: str) -> Process:
+def this_process(session: str, leases: str = "") -> Process:
     """This process, in this session, which counts as alive until `mark_dead(session)`."""
     _SESSIONS.add(session)
     pid = os.getpid()
     stat = _stat(pid)
-    return Process(machine=_machine(), pid=pid, started=0 if stat is None else _start_time(stat), session=session)
+    started = 0 if stat is None else _start_time(stat)
+    return Process(machine=_machine(), pid=pid, started=started, session=session, leases=leases)
 
 
 def mark_dead(session: str) -> None:

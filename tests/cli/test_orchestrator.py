@@ -23,6 +23,7 @@ from relight import Relight
 from relight.model.run import Run, Status
 from tests.cli import shop
 from tests.cli.shop import marks, open_gate, orchestrator, relight, until
+from tests.recovery.engines import make_database
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -181,6 +182,7 @@ async def test_one_that_does_not_manage_to_stop_ends_all_the_same(tmp_path):
         "from relight.cli import main, orchestrator; orchestrator.STUCK_SECONDS = 3.0; "
         f"main.app(['orchestrator', '--module', '{shop.MODULE}'])"
     )
+    await make_database(tmp_path / "relight.db")  # the client may come first
     with run_code(tmp_path, command, RELIGHT_SHUTDOWN_GRACE="100ms") as process:
         async with client(tmp_path) as rl:
             await rl.start(shop.shop_stuck.with_id("stuck"))

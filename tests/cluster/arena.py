@@ -10,6 +10,9 @@ from typing import Any
 import msgspec
 
 from relight import Handle, Relight
+from relight.backend_choice import make_store
+from relight.clock import SYSTEM_CLOCK
+from relight.config import load_config
 from relight.model.journal import AnyEvent, decode_event
 from relight.model.run import Run
 from tests.cluster import flows
@@ -21,6 +24,13 @@ from tests.servers.postgres import PostgresServer
 
 MODULE = "tests.cluster.node"
 ROOT = Path(__file__).parents[2]
+
+
+async def _make(store: str) -> None:
+    """The store's tables: the client comes before the nodes, and makes no SQLite file."""
+    made = make_store(load_config(store, {}, {}), SYSTEM_CLOCK)
+    await made.open()
+    await made.close()
 
 
 class Arena:
@@ -43,6 +53,7 @@ class Arena:
     async def opened(self, ttl_seconds: float, **options: Any) -> AsyncIterator[tuple[Cluster, Relight]]:
         """A cluster without nodes yet, and a client."""
         environ = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+        await _make(self.store)
         options = {"park_after": 0.2, "shutdown_grace": 2.0} | options
         async with (
             Cluster(

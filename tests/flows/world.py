@@ -130,7 +130,7 @@ class World:
     async def open(self, **config: Any) -> Relight:
         """Open an engine on the store. Other open engines go on beside it."""
         store = MortalStore(self._store(), self.slow)
-        rl = Relight("memory:", store=store, clock=self.clock, entropy=self.entropy, **config)  # type: ignore[arg-type]
+        rl = Relight(store=store, clock=self.clock, entropy=self.entropy, **config)  # type: ignore[arg-type]
         asyncio.get_running_loop().set_exception_handler(self._on_trouble)
         await rl.open()
         self._engines[rl] = store

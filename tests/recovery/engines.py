@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from relight import Relight, flow, step
 from relight.backends.memory import MemoryLeases, MemoryStore
+from relight.backends.sqlite.store import SqliteStore
 from relight.clock import SYSTEM_CLOCK
 from relight.errors import LeasesUnavailableError
 from relight.model.run import Status
 
 TTL = 3.0  # an engine sends a heartbeat every second: no machine is so busy that its lease lapses
+
+
+async def make_database(path: Path) -> Path:
+    """An empty database, as `relight migrate` makes it: a client makes none."""
+    store = SqliteStore(path, clock=SYSTEM_CLOCK)
+    await store.open()
+    await store.close()
+    return path
 
 
 class Unreliable(MemoryLeases):

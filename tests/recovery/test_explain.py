@@ -24,7 +24,7 @@ def known(status: Status, session: Session | None = None, state: TreeState | Non
     row = Run(id="r", root_id="r", flow="f", status=status, created_at=900.0, updated_at=990.0, **fields)
     alive = session is not None and session.fresh
     decision = Decision(Action.RESUME, "its owner died")
-    return Known(row, session, alive, state or TreeState(), "", decision, decision, [])
+    return Known(row, session, alive, state or TreeState(), "", decision, decision, [], {"a#1": ""})
 
 
 ALIVE = Session(owner="a#1", started_at=0.0, heartbeat_at=995.0, expires_at=1005.0, fresh=True)

@@ -25,7 +25,7 @@ from relight.process import _machine, mark_dead
 from relight.ticker import Ticker
 from tests.harness.cluster import until
 from tests.recovery.engines import Engines as Apart
-from tests.recovery.engines import Work
+from tests.recovery.engines import Work, make_database
 from tests.recovery.test_etcd import recovered
 from tests.servers.etcd import EtcdServer, etcd_or_skip
 
@@ -281,7 +281,7 @@ async def test_opening_with_another_lease_manager_is_refused(engines: Engines, e
 async def test_another_manager_may_be_used_once_no_session_of_the_old_one_is_alive(
     engines: Engines, etcd_server: EtcdServer
 ):
-    async with Relight(engines.path, drive=False):
+    async with Relight(await make_database(engines.path), drive=False):
         pass  # no process has driven a run yet: no lease manager is remembered
     for leases in ("store", f"etcd://{etcd_server.endpoint}/change", "none", "store"):
         async with Relight(engines.path, leases=leases, recovery={"lease_ttl": TTL}) as rl:

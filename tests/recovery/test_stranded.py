@@ -39,6 +39,7 @@ from relight.run.phase import Phase
 from relight.testing.clock import FakeClock
 from tests.flows.watching import turns
 from tests.flows.world import World, until
+from tests.recovery.engines import make_database
 
 FAST = {"lease_ttl": "1.2s", "check_interval": "0.2s"}
 
@@ -578,7 +579,7 @@ async def test_due_runs_of_other_owners_do_not_hide_own_runs_while_recovery_is_o
         await sleep("0.2s")
         return "woke"
 
-    path = tmp_path / "relight.db"
+    path = await make_database(tmp_path / "relight.db")
     async with Relight(path, drive=False) as client:
         for n in range(120):
             await client.start(naps.with_id(f"other-{n}"))
@@ -699,7 +700,7 @@ async def test_waiting_for_a_thread_after_a_crash_does_not_count_against_a_timeo
 
 
 async def test_a_client_that_knows_the_flow_waits_for_an_orchestrator_that_does(tmp_path: Path) -> None:
-    path = tmp_path / "relight.db"
+    path = await make_database(tmp_path / "relight.db")
 
     @flow
     async def late() -> str:
@@ -719,7 +720,7 @@ async def test_a_client_that_knows_the_flow_hears_that_no_orchestrator_knows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waking, "CHECK_SECONDS", 0.05)
-    path = tmp_path / "relight.db"
+    path = await make_database(tmp_path / "relight.db")
 
     @flow
     async def lost() -> str:

@@ -106,7 +106,7 @@ def test_another_users_process_that_proc_does_not_show_is_alive(hiding: Path):
 
 
 def test_a_session_is_stored_under_the_name_that_older_rows_have():
-    stored = b'{"machine":"here","pid":7,"started":8,"life":"a#1","trouble":""}'
+    stored = b'{"machine":"here","pid":7,"started":8,"life":"a#1","trouble":"","leases":""}'
     read = msgspec.json.decode(stored, type=Process)
     assert read.session == "a#1"
     assert msgspec.json.encode(read) == stored

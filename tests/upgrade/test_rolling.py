@@ -20,6 +20,7 @@ import relight
 from relight import Handle, Relight, Run, Status
 from relight.model.run import Hold
 from tests import shown_passwords
+from tests.recovery.engines import make_database
 from tests.upgrade import flows, newer
 
 ROOT = Path(__file__).parents[2]
@@ -139,6 +140,8 @@ async def client(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     for name, value in stage.environ("older").items():
         if name.startswith("RELIGHT_"):
             monkeypatch.setenv(name, value)
+    if "://" not in stage.store:
+        await make_database(Path(stage.store))
     async with Relight(stage.store, drive=False) as rl:
         yield rl
 

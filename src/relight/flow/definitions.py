@@ -52,6 +52,11 @@ class Definition(Generic[P, R_co]):
         self.timeout_seconds = (
             None if timeout is None else parse_duration(timeout, f"timeout of {self.kind} {self.name!r}")
         )
+        if self.timeout_seconds == 0:
+            raise DefinitionError(
+                f"timeout of {self.kind} {self.name!r}: {timeout!r} leaves no time at all; give more than 0, or leave it out "
+                "for no timeout"
+            )
         self.is_async = inspect.iscoroutinefunction(fn)
         self.what = f"{self.kind} {self.name!r}"
         self.arguments = ArgumentsCodec(fn, self.what)
@@ -138,6 +143,8 @@ class Flow(Definition[P, R_co]):
         self, fn: Callable[P, Any], name: str | None, retry: Retry | None, timeout: Duration | None, resumable: bool
     ) -> None:
         super().__init__(fn, name, retry, timeout)
+        if not isinstance(resumable, bool):
+            raise DefinitionError(f"{self.what}: resumable takes True or False, not {resumable!r}")
         self.resumable = resumable
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[object, object, R_co]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import inspect
+import typing
 import uuid as _uuid
 from collections.abc import Awaitable, Callable, Generator, Iterable
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ForwardRef, Generic, NoReturn, ParamSpec, TypeVar, get_origin, overload
 
 from relight.clock import SYSTEM_CLOCK, SYSTEM_ENTROPY, Clock, Entropy, block
 from relight.durations import Duration, parse_duration
@@ -28,6 +29,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 U = TypeVar("U")
 
+# Annotations that are no classes and no generics. TypeAliasType, of `type X = ...`, is there from Python 3.12 on.
+_OTHER_TYPES: tuple[Any, ...] = (TypeVar, getattr(typing, "TypeAliasType", TypeVar))
 MISSING: Any = object()  # no default was given: a timeout raises
 
 
@@ -65,6 +68,11 @@ def wait_for(name: str, type: Any = Any, timeout: Duration | None = None, defaul
         check_name(name, "signal name")
     except PayloadError as error:
         raise DefinitionError(f"wait_for({name!r}): {error}") from None
+    if not _is_type(type):
+        raise DefinitionError(
+            f"wait_for({name!r}, {type!r}): give the type of the payload itself, such as int or a dataclass, not its name "
+            "and no value; without it, the payload comes as plain JSON"
+        )
     seconds = None if timeout is None else parse_duration(timeout, f"wait_for({name!r}, timeout=)")
     scope = current_scope("wait_for()")
     if scope is None:
@@ -203,6 +211,13 @@ def _value(name: str) -> Any:
         return scope.run.value(scope, name)
     # Nothing is recorded outside a run, nor inside a step, of which only the result is recorded.
     return VALUES[name][0](SYSTEM_CLOCK, SYSTEM_ENTROPY)
+
+
+def _is_type(type: Any) -> bool:  # noqa: A002 - as in wait_for
+    """Whether this can be an annotation: a class, a generic or union of some, None, a type variable or alias."""
+    if isinstance(type, str | ForwardRef) or inspect.isroutine(type):
+        return False
+    return type is None or callable(type) or get_origin(type) is not None or isinstance(type, _OTHER_TYPES)
 
 
 def _in_event_loop() -> bool:

@@ -16,6 +16,7 @@ class Process(msgspec.Struct, frozen=True, rename={"session": "life"}):
     started: int = 0  # the system's own start time of that pid: pids are used again
     session: str = ""  # its owner, "name#token", to tell the sessions of one process apart; stored as "life"
     trouble: str = ""  # what the process reports to be wrong with itself: parts that keep failing
+    leases: str = ""  # the name of its lease manager; "" of a process that is too old to say
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from msgspec import Raw
 from relight.model.journal import NULL, ErrorRecord
 
 INTERRUPTED = "relight.errors:StepInterruptedError"  # as error records name it
+REFUSED_RESULT = "relight.errors:StepResultError"
 
 
 class Ending(enum.IntEnum):
@@ -49,6 +50,12 @@ class Outcome(msgspec.Struct, array_like=True, gc=False):
     def interrupted(self) -> bool:
         """Whether this is a step that must not be repeated, and its process died while it was running."""
         return self.error is not None and self.error.type == INTERRUPTED
+
+    @property
+    def has_had_effect(self) -> bool:
+        """Whether this is a step that failed after its effect, or may have: a flow that is called again does not execute
+        it again."""
+        return self.error is not None and self.error.type in (INTERRUPTED, REFUSED_RESULT)
 
 
 class Open(msgspec.Struct, array_like=True):

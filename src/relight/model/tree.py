@@ -89,7 +89,8 @@ class TreeState(msgspec.Struct):
     def forget_failures(self, scope: str) -> None:
         """Before a flow is called again: drop what failed or was open under `scope`, keep what completed.
 
-        A step that must not be repeated stays as it is: begun, or known to have been interrupted.
+        A step that must not be repeated stays as it is: begun, or known to have been interrupted. So does one whose
+        result could not be journaled.
         """
         prefix = scope + "/" if scope else ""
 
@@ -133,7 +134,7 @@ _FAILED = (Ending.ERROR, Ending.GIVEN_UP, Ending.UNSEEN)
 def _lasts(outcome: Outcome) -> bool:
     """Whether an outcome is kept when its flow is called again. asyncio's timers are not: otherwise an
     asyncio.timeout() that expired in one attempt would expire in every attempt."""
-    return outcome.interrupted or (outcome.ending not in _FAILED and outcome.kind != "timer")
+    return outcome.has_had_effect or (outcome.ending not in _FAILED and outcome.kind != "timer")
 
 
 # ---- the fold, one function per kind of event
@@ -232,7 +233,7 @@ def _operation_cancelled(s: TreeState, n: int, e: j.OperationCancelled) -> None:
     before = s.outcomes.get(e.key)
     if before is not None and not s.is_kept(e.key, before):  # it had ended, and the flow was not told
         s.take_back(before)
-        error = before.error if before.interrupted else None  # a retried flow must not execute it again
+        error = before.error if before.has_had_effect else None  # a retried flow must not execute it again
         unseen = Outcome(before.sequence, before.kind, Ending.UNSEEN, error=error, again=e.again)
         unseen.at, unseen.began = before.at, before.began
         s.outcomes[e.key] = unseen

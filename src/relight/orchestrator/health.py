@@ -7,12 +7,14 @@ from collections.abc import Sized
 
 import msgspec
 
-from relight.errors import StoreError
+from relight.errors import StoreError, StoreUnavailableError
 from relight.model.text import shown
 from relight.ownership.heartbeats import Heartbeats
 from relight.run.services import Services
 from relight.supervisor import Part, PartHealth, Supervisor
 from relight.telemetry import Token, log
+
+_damaged: set[str] = set()  # what was logged as an error: a damaged store, by what it says
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,9 +48,13 @@ def health_of(services: Services, live: Sized) -> Health:
 
 
 def report_failure(part: Part, error: Exception, pause_seconds: float) -> None:
-    """Log why a part failed: an outage as a warning, once, when it begins; anything else as a bug."""
+    """Log why a part failed: an outage as a warning, once, when it begins, or a damaged store as an error; anything else
+    as a bug."""
     if isinstance(error, StoreError):
         level = logging.WARNING if part.outages == 1 else logging.DEBUG
+        if isinstance(error, StoreUnavailableError) and error.damaged and str(error) not in _damaged:
+            level = logging.ERROR  # once for each store, not for each part: only a person can help
+            _damaged.add(str(error))
         log(level, _outage_of(part), f"{part.name}: {error}; trying again until it answers")
     else:
         log(

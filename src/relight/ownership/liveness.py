@@ -99,13 +99,17 @@ def is_alive(session: Session) -> bool:
 async def appear(
     heartbeats: Heartbeats, store: Store, supervisor: Supervisor, process: Process, *, drives: bool
 ) -> None:
-    """The session has begun. If the leases are not kept in the store, note the session there from now on."""
-    await agree_on_manager(store, heartbeats.leases, drives=False)  # two processes may have set two managers at once
+    """The session has begun, so the lease manager answers. If the leases are not kept in the store, note the session
+    there from now on. Then the store may remember this manager. Raises ConfigError if it has another."""
     if drives and not heartbeats.leases.in_store:
         note = partial(store.note_session, heartbeats.owner, process, heartbeats.ttl_seconds)
         await note()
         ticker = Ticker(partial(_note_again, heartbeats, note), heartbeats.ttl_seconds / 3)
         supervisor.keep("presence", ticker.run, essential=False)
+    if drives:  # only now: see `_set_manager`
+        await _set_manager(store, heartbeats.leases)
+    else:
+        await check_manager(store, heartbeats.leases, drives=False)  # it may have been set meanwhile
 
 
 async def _note_again(heartbeats: Heartbeats, note: Callable[[], Awaitable[None]]) -> None:
@@ -116,23 +120,61 @@ async def _note_again(heartbeats: Heartbeats, note: Callable[[], Awaitable[None]
 # ---- one manager per store
 
 
-async def agree_on_manager(store: Store, leases: LeaseManager, *, drives: bool) -> None:
+async def check_manager(store: Store, leases: LeaseManager, *, drives: bool) -> None:
     """The store remembers which manager keeps its leases. A process with another manager would take living owners for
-    dead, so it is refused. An orchestrator may set another manager when no owner is alive by the old one."""
+    dead, so it is refused. An orchestrator may set another manager when no owner is alive by the old one.
+
+    This is the look before the session begins: it writes nothing. A manager that does not answer, or is a typing error,
+    must not become the one that every process has to use.
+    """
+    known = await store.lease_manager()
+    if known is not None:
+        await _refuse_another(known, store, leases, drives=drives)
+
+
+async def _set_manager(store: Store, leases: LeaseManager) -> None:
+    """The session of this orchestrator has begun, and others can see it: set its manager, unless it is set already."""
     while True:
         known = await store.lease_manager()
-        if known is not None and same_manager(known, leases.name):
-            return
-        if known is None and not drives:
-            return  # no process has driven a run of this store yet
         if known is not None:
-            alive = [session.owner for session in await store.sessions() if is_alive(session)]
-            if alive or not drives:
-                raise ConfigError(
-                    f"the leases of this store are kept by {known!r}, and this process would use {leases.name!r}: "
-                    "it would take living orchestrators for dead. Set `leases` (RELIGHT_LEASES, --leases) to the same "
-                    "for all; to change it, stop every orchestrator first"
-                    + (f" ({alive[0]} is alive)" if alive else "")
-                )
-        if await store.set_lease_manager(leases.name, known):
+            if same_manager(known, leases.name):
+                return
+            await _refuse_another(known, store, leases, drives=True)
+        if not await store.set_lease_manager(leases.name, known):
+            continue  # another process has set one in between
+        if known is None:
             return
+        try:
+            # An orchestrator with the old manager may have begun after the look above, and have found its own manager
+            # set. Either it finds ours now, or this look finds its session.
+            await _refuse_another(known, store, leases, drives=True)
+        except ConfigError:
+            await store.set_lease_manager(known, leases.name)
+            raise
+        return
+
+
+async def _refuse_another(known: str, store: Store, leases: LeaseManager, *, drives: bool) -> None:
+    """The store knows the manager `known`. Raise ConfigError if this process may not use `leases`."""
+    if same_manager(known, leases.name):
+        return
+    alive = [
+        session.owner
+        for session in await store.sessions()
+        if is_alive(session) and not same_manager(session.process.leases, leases.name)
+    ]
+    if drives and not alive:
+        return
+    if alive:
+        what_to_do = (
+            "it would take living orchestrators for dead. Set `leases` (RELIGHT_LEASES, --leases) to the same for all; to "
+            f"change it, stop every orchestrator first ({alive[0]} is alive)"
+        )
+    else:
+        what_to_do = (
+            "they must be the same for all. No orchestrator is alive: start an orchestrator with the right leases, which "
+            "the store then remembers, or set `leases` (RELIGHT_LEASES, --leases) of this process"
+        )
+    raise ConfigError(
+        f"the leases of this store are kept by {known!r}, and this process would use {leases.name!r}: {what_to_do}"
+    )

@@ -116,7 +116,15 @@ def _pending(known: Known, now: float) -> str:
     begun = f"{why.get(row.reason, 'was accepted')} and waits{since} for "
     if known.decision.action is Action.LEAVE:  # recovery is off
         return f"{begun}a process to take it up: {known.decision.reason}"
-    return f"{begun}an orchestrator with room, and with its flow {row.flow!r}, to take it up"
+    return f"{begun}an orchestrator with room, and with its flow {row.flow!r}, to take it up{_who_could(known)}"
+
+
+def _who_could(known: Known) -> str:
+    """Why no orchestrator may take the run up, though it is due: none is alive, or those that are have trouble."""
+    if not known.orchestrators:
+        return "; no orchestrator is alive"
+    in_trouble = [f"{owner} is in trouble ({trouble})" for owner, trouble in known.orchestrators.items() if trouble]
+    return "; " + " and ".join(in_trouble[:3]) if in_trouble else ""
 
 
 def _running(known: Known, now: float) -> str:
@@ -127,7 +135,7 @@ def _owner_in_words(known: Known, now: float) -> str:
     """Which process drives the run, and whether that process is alive."""
     row, session = known.row, known.session
     if row.owner is None:
-        return "is about to be taken up again"
+        return f"is about to be taken up again{_who_could(known)}"
     if known.alive:
         trouble = f" and in trouble ({known.trouble_of_owner})" if known.trouble_of_owner else ""
         return f"is driven by {row.owner}, which is alive{trouble}; it is at {_place(known.state, now)}"
@@ -161,7 +169,7 @@ def _waiting(known: Known, now: float) -> str:
         return f"waits for {what}, and {_owner_in_words(known, now)}"
     due = "" if row.wake_at is None else f"; due at {_time(row.wake_at)}"
     if row.wake_at is not None and row.wake_at <= now:
-        due = f"; due for {_ago(now - row.wake_at)}, as soon as an orchestrator has room"
+        due = f"; due for {_ago(now - row.wake_at)}, as soon as an orchestrator has room{_who_could(known)}"
     return f"waits, out of memory, for {what}{due}"
 
 

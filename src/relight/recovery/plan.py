@@ -16,7 +16,7 @@ from relight.model.lease import Session
 from relight.model.replay import TreeState, restore
 from relight.model.run import ENDS_PAUSE, UNFINISHED, Hold, Message, Run, RunFilter, Status
 from relight.model.text import shown
-from relight.ownership.liveness import presence_of
+from relight.ownership.liveness import Presence, is_alive, presence_of
 from relight.recovery.facts import changed_steps, facts_of
 from relight.run.services import Services
 
@@ -58,6 +58,7 @@ class Known(msgspec.Struct):
     decision: Decision
     verdict: Decision  # as if its owner were gone, or the run were due
     unread: list[Message]  # the messages that it has not consumed
+    orchestrators: dict[str, str]  # the owners that are alive and could take it up, with what is wrong with each
 
     @property
     def trouble_of_owner(self) -> str:
@@ -117,6 +118,7 @@ async def know(services: Services, rows: list[Run]) -> list[Known]:
     unread: dict[str, list[Message]] = {row.id: [] for row in rows}
     for message in await services.store.inbox(list(unread)):
         unread[message.run_id].append(message)
+    orchestrators = _orchestrators(services, presence)
     found = []
     for row, journal in zip(rows, journals, strict=True):
         session = presence.session(row.owner)
@@ -134,8 +136,18 @@ async def know(services: Services, rows: list[Run]) -> list[Known]:
         except Exception as error:  # noqa: BLE001 - the plan shows the error that recovery would meet, and goes on
             trouble = f"deciding on it broke: {shown(error)}"
             decision = verdict = Decision(Action.LEAVE, f"{trouble}; report it")
-        found.append(Known(row, session, alive, state, trouble, decision, verdict, unread[row.id]))
+        found.append(Known(row, session, alive, state, trouble, decision, verdict, unread[row.id], orchestrators))
     return found
+
+
+def _orchestrators(services: Services, presence: Presence) -> dict[str, str]:
+    """The owners that are alive, and what each says is wrong with it; "": nothing. This process knows it of itself as
+    of now, and others by their last heartbeats."""
+    sessions = presence.noted | presence.listed
+    alive = {owner: session.process.trouble for owner, session in sessions.items() if is_alive(session)}
+    if services.config.drive:
+        alive[services.owner] = services.supervisor.failing
+    return alive
 
 
 def _decisions(

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Raw
 
 from relight.clock import time_limit
-from relight.errors import RunCancelled, StepError, StepInterruptedError, StepTimeoutError, Unwind
+from relight.errors import (
+    PayloadError,
+    RunCancelled,
+    StepError,
+    StepInterruptedError,
+    StepResultError,
+    StepTimeoutError,
+    Unwind,
+)
 from relight.execution.thread_pool import ThreadExitError
 from relight.flow.payloads import record_error
 from relight.flow.scope import CURRENT, StepInfo
@@ -74,10 +82,22 @@ async def do(op: StepOperation) -> None:
     await _attempts(op)
 
 
+def _conclude(op: StepOperation, result: Any, attempt: int) -> None:
+    try:
+        completed(op, result, attempt)
+    except Exception as refused:  # noqa: BLE001 - a result that cannot be journaled fails the step
+        ended_badly(op, refused, attempt)
+
+
 def completed(op: StepOperation, result: Any, attempt: int) -> None:
-    """Record the result that a step's body has returned."""
+    """Record the result that a step's body has returned. Raises StepResultError if it cannot be journaled."""
     run, step = op.run, op.step
-    data, op.value = step.result.seal(result, run.max_bytes)
+    try:
+        data, op.value = step.result.seal(result, run.max_bytes)
+    except PayloadError as refused:
+        raise StepResultError(str(refused)) from refused
+    except Exception as refused:  # a method of the result, such as its __eq__, raises
+        raise StepResultError(f"{step.result.name} cannot be journaled: {refused!r}") from refused
     if run.over:
         return
     if len(data) <= run.blob_threshold:
@@ -160,7 +180,7 @@ async def _attempts(op: StepOperation) -> None:
                 deadline = await _announce(op, attempt)
             else:
                 deadline += run.services.clock.now() - asked_at
-            completed(op, await _body(op, info, deadline, slot), attempt)
+            result = await _body(op, info, deadline, slot)
         except (Unwind, asyncio.CancelledError):
             raise
         except BaseException as raised:  # noqa: BLE001 - any error ends only this attempt
@@ -175,6 +195,8 @@ async def _attempts(op: StepOperation) -> None:
             run.record(StepRetrying(op.key, attempt, record_error(caught), until, *_times(op)))
             run.set_running()
         else:
+            # Outside the `try`: the body has had its effect, so a result that is refused is not tried again.
+            _conclude(op, result, attempt)
             return
         finally:
             if slot is not None:

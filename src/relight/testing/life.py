@@ -161,7 +161,7 @@ async def _live(order: dict[str, Any]) -> Outcome:
         leases = make_leases(config, inner, given=False)  # a new one for each try: failed heartbeats close theirs
         if config.leases != "none":
             leases = CrashingLeases(leases, store.points)
-        rl = Relight(url, store=store, lease_manager=leases, **settings)
+        rl = Relight(store=store, lease_manager=leases, **settings)
         await rl.open()
         return rl
 

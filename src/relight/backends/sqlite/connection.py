@@ -35,6 +35,8 @@ WAL_LIMIT_BYTES = 64_000_000
 
 SMALLEST_DATABASE_BYTES = 512
 
+DAMAGED = "damaged: restore a backup of it"
+
 _FLAGS = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOMUTEX
 
 
@@ -81,11 +83,15 @@ def create_private(path: Path) -> None:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
 
-def prepare(connection: apsw.Connection, path: Path, scripts: Sequence[str], *, migrate: bool = True) -> None:
-    """Make the file a Relight database and bring it up to date, if `migrate`. Refuse a file that is another program's,
-    too new for this version, or not writable."""
+def prepare(
+    connection: apsw.Connection, path: Path, scripts: Sequence[str], *, migrate: bool = True, create: bool = True
+) -> None:
+    """Make the file a Relight database, if `create`, and bring it up to date, if `migrate`. Refuse a file that is another
+    program's, too new for this version, or not writable."""
     with snapshot(connection):
         version = refuse_foreign(connection, path, len(scripts))
+    if version == 0 and not create:
+        raise _no_database(path, "is empty")
     if version < len(scripts) and not migrate:
         state = "is empty" if version == 0 else f"has schema version {version} of {len(scripts)}"
         raise StoreFormatError(f"{path} {state}: run `relight migrate`")
@@ -220,12 +226,30 @@ def refuse_path(path: Path) -> None:
     # SQLite treats so short a file as empty, and would overwrite it. Relight cannot read its content instead: to close
     # the file would release the locks of every connection that this process has to it.
     if path.exists() and 0 < path.stat().st_size < SMALLEST_DATABASE_BYTES:
-        raise StoreFormatError(f"{path} is not a Relight database (it is too short for one): use another path")
+        raise StoreFormatError(
+            f"{path} is not a Relight database (it is too short for one): use another path; if it was one, it has been cut "
+            "off: restore a backup"
+        )
+
+
+def refuse_missing(path: Path) -> None:
+    """Raise if there is no file, before SQLite or the first connection makes one."""
+    if not path.exists():
+        raise _no_database(path, "does not exist")
+
+
+def _no_database(path: Path, why: str) -> StoreFormatError:
+    return StoreFormatError(
+        f"{path} {why}, and a process that drives no runs (drive=False) makes no database: give the path of the one that "
+        "the orchestrators use, start an orchestrator first, or run `relight migrate`"
+    )
 
 
 def opening_error(error: apsw.Error, path: Path) -> StoreError:
     """Why a file cannot be opened, in one line."""
-    if isinstance(error, apsw.NotADBError | apsw.CorruptError):
+    if isinstance(error, apsw.CorruptError):  # a database, by its first bytes
+        return StoreFormatError(f"{path} is {DAMAGED} ({cause_of(error)}); or use another path")
+    if isinstance(error, apsw.NotADBError):
         return StoreFormatError(f"{path} is not a Relight database ({cause_of(error)}): use another path")
     if isinstance(error, apsw.ReadOnlyError | apsw.CantOpenError | apsw.PermissionsError | apsw.AuthError):
         return StoreFormatError(
@@ -237,6 +261,10 @@ def opening_error(error: apsw.Error, path: Path) -> StoreError:
 
 def runtime_error(error: apsw.Error, path: Path) -> StoreUnavailableError:
     """The error for an open file, in one line."""
+    if isinstance(error, apsw.CorruptError | apsw.NotADBError):
+        damaged = StoreUnavailableError(f"{path} is {DAMAGED} ({cause_of(error)})")
+        damaged.damaged = True
+        return damaged
     return StoreUnavailableError(f"{path}: {cause_of(error)}; nothing of this operation is known to be written")
 
 

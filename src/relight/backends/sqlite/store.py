@@ -24,6 +24,7 @@ from relight.backends.sqlite.connection import (
     migrations,
     opening_error,
     prepare,
+    refuse_missing,
     refuse_path,
     runtime_error,
     version_of,
@@ -57,16 +58,27 @@ WATCH_SECONDS = 0.1
 
 
 class SqliteStore:
-    """`path` names a file on a local disk. The file and its `-wal` and `-shm` files are created if they are missing."""
+    """`path` names a file on a local disk. The file and its `-wal` and `-shm` files are created if they are missing.
+
+    Without `create`, a missing or empty file is refused: a process that only looks at a store, or starts runs for
+    others to drive, would wait for ever on a file that no orchestrator knows.
+    """
 
     lanes = 1  # SQLite has one writer at a time
 
     def __init__(
-        self, path: str | os.PathLike[str], *, clock: Clock, migrate: bool = True, vfs: str | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        clock: Clock,
+        migrate: bool = True,
+        create: bool = True,
+        vfs: str | None = None,
     ) -> None:
         self.path = Path(path).absolute()  # the file is opened again later, perhaps from another working directory
         self._clock = clock
         self._migrate = migrate
+        self._create = create
         self._vfs = vfs
         self._opened = False
         self._migrations = migrations()
@@ -80,6 +92,8 @@ class SqliteStore:
 
     async def open(self) -> None:
         refuse_path(self.path)
+        if not self._create:
+            refuse_missing(self.path)
         self._opened = False
         try:
             self._writer = ConnectionThread("relight-sqlite-writer", self._connect_writer, self._translate)
@@ -108,13 +122,13 @@ class SqliteStore:
                 await thread.close()
 
     def _connect_writer(self, give_up: threading.Event) -> apsw.Connection:
-        create = self._migrate and not self._opened
+        create = self._create and self._migrate and not self._opened
         connection = connect(self.path, create=create, vfs=self._vfs, give_up=give_up)
         try:
             if self._opened:
                 check_same(connection, self.path, len(self._migrations))
             else:
-                prepare(connection, self.path, self._migrations, migrate=self._migrate)
+                prepare(connection, self.path, self._migrations, migrate=self._migrate, create=self._create)
             # A killed process may have left commits in the WAL whose sync had failed. The system still shows them, from
             # its cache, but a power cut would delete them. This copies them into the file and makes them durable.
             with contextlib.suppress(apsw.BusyError):  # another process is making a checkpoint

@@ -100,6 +100,19 @@ class CommitSuite(Suite):
         assert (journal.checkpoint.sequence, journal.checkpoint.state) == (1, b"state")
         assert [(entry.sequence, entry.event) for entry in journal.entries] == [(2, b"next")]
 
+    async def test_a_fork_brings_the_rows_of_what_it_inherits(self, store: Store) -> None:
+        run = new_run()
+        child = child_of(run, "sub", status=Status.COMPLETED, output=b"7")
+        item = ItemResult(run_id=child.id, key="sub/f", index=0, digest="d", output=b"1")
+        commit = creation(run, b"created", state=b"state", runs=[child], items=[item])
+        assert await commit_one(store, commit) == Committed(1)
+        assert await commit_one(store, commit) == Committed(1)
+        assert await run_of(store, child.id) == child
+        assert await store.item_results(child.id) == [item]
+        again = child_of(run, "sub")  # replay may call the child run again: its row is there already
+        assert await commit_one(store, appending(run, 1, b"next", runs=[again])) == Committed(2)
+        assert await run_of(store, child.id) == child
+
     # ---- sequences and fencing
 
     async def test_each_root_has_its_own_sequence(self, store: Store) -> None:
