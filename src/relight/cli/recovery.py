@@ -9,9 +9,9 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from relight.cli.database import Database, Modules, looking, modules_of
+from relight.cli.listing import print_list
 from relight.cli.runs import describe, local_time, status_text, utc_time
 from relight.cli.terminal import AsJson, make_console
 from relight.model.decisions import Action
@@ -37,17 +37,28 @@ def incomplete(db: Database = None, limit: Limit = 100, as_json: AsJson = False)
         print(json.dumps([describe(row) for row in rows], indent=2))
         return
     console = make_console()
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("run", overflow="fold", min_width=36)
-    for heading in ("flow", "status", "owner", "created", "due"):
-        table.add_column(heading)
-    for row in rows:
-        times = local_time(row.created_at), local_time(row.wake_at)
-        table.add_row(escape(row.id), escape(row.flow), status_text(row), escape(row.owner or ""), *times)
-    console.print(table if rows else "nothing is unfinished")
+    if not rows:
+        console.print("nothing is unfinished")
+        return
+    headings = ("run", "flow", "status", "owner", "created", "due")
+    print_list(
+        console,
+        headings,
+        [
+            (
+                escape(row.id),
+                escape(row.flow),
+                status_text(row),
+                escape(row.owner or ""),
+                local_time(row.created_at),
+                local_time(row.wake_at),
+            )
+            for row in rows
+        ],
+    )
     for row in rows:
         if row.newer:
-            console.print(f"run {escape(row.id)}: {escape(row.newer)}")
+            console.print(f"run {escape(row.id)}: {escape(row.newer)}", soft_wrap=True)
 
 
 @app.command()
@@ -135,10 +146,7 @@ def _print_plan(found: Sequence[Planned]) -> None:
     if not found:
         console.print("nothing is unfinished")
         return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("run", overflow="fold", min_width=36)
-    for heading in ("flow", "status", "recovery would", "at", "reason"):
-        table.add_column(heading)
+    rows = []
     for one in found:
         colour = "red" if one.stuck else _COLOURS.get(one.action, "yellow")
         notes = [one.reason]
@@ -148,12 +156,7 @@ def _print_plan(found: Sequence[Planned]) -> None:
             notes.append(f"repeats {', '.join(one.repeats)}")
         if one.changed_steps:
             notes.append(f"changed since: {', '.join(one.changed_steps)}")
-        table.add_row(
-            escape(one.run_id),
-            escape(one.flow),
-            one.status.value,
-            f"[{colour}]{one.action.value}[/{colour}]",
-            escape(one.resumes_at),
-            escape("; ".join(notes)),
-        )
-    console.print(table)
+        action = f"[{colour}]{one.action.value}[/{colour}]"
+        cells = escape(one.run_id), escape(one.flow), one.status.value, action, escape(one.resumes_at)
+        rows.append((*cells, escape("; ".join(notes))))
+    print_list(console, ("run", "flow", "status", "recovery would", "at", "reason"), rows)
