@@ -211,11 +211,11 @@ async def test_a_server_that_has_become_read_only(open_postgres, postgres_admin)
 
 
 def test_the_server_that_takes_writes_is_looked_for():
-    target = connection.parse("postgresql://u:secret@a:1,b:2/d?x=y")
+    target = connection.parse("postgresql://u:secret@a:1,b:2/d?jit=on")
     assert (target.attributes, target.primary, target.name) == ("read-write", True, "postgresql://a:1,b:2/d")
     assert [(server.address, server.dsn) for server in target.servers] == [
-        ("a:1", "postgresql://u:secret@a:1/d?x=y"),
-        ("b:2", "postgresql://u:secret@b:2/d?x=y"),
+        ("a:1", "postgresql://u:secret@a:1/d?jit=on"),
+        ("b:2", "postgresql://u:secret@b:2/d?jit=on"),
     ]
     assert connection.parse("postgresql://a/d").primary
     assert not connection.parse("postgresql://a:1,b:2/d?target_session_attrs=any").primary
