@@ -248,8 +248,8 @@ def unavailable(error: BaseException, target: Target) -> StoreUnavailableError |
 
 
 def unknown(cause: str, target: Target) -> StoreUnavailableError:
-    """The error for an operation whose outcome is unknown."""
-    return StoreUnavailableError(f"{target.name}: {cause}; nothing of this operation is known to be written")
+    """The error for an operation that the server did not answer. A write says more: see `writing`."""
+    return StoreUnavailableError(f"{target.name}: {cause}")
 
 
 def _passing(error: BaseException) -> str | None:

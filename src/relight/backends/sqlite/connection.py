@@ -237,7 +237,7 @@ def opening_error(error: apsw.Error, path: Path) -> StoreError:
 
 def runtime_error(error: apsw.Error, path: Path) -> StoreUnavailableError:
     """The error for an open file, in one line."""
-    return StoreUnavailableError(f"{path}: {cause_of(error)}; nothing of this operation is known to be written")
+    return StoreUnavailableError(f"{path}: {cause_of(error)}")
 
 
 def cause_of(error: apsw.Error) -> str:
