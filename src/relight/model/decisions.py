@@ -71,7 +71,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     last_heartbeat: float | None = None  # of its owner's session; None: nothing is known of that session
     # the code of this process
     flow_registered: bool = True
-    shared_name: str = ""  # why the name of its flow means none, although flows of that name are registered
+    why_unknown: str = ""  # why no flow of its name is registered, and what to do
     resumable: bool = True
     # the journal
     ended: Status | None = None  # how the run ended, if its journal has a final entry
@@ -116,8 +116,7 @@ def decide(facts: Facts) -> Decision:
         if given_up is not None:
             return given_up
     if not facts.flow_registered:
-        why = facts.shared_name or f"flow {facts.flow!r} is not registered in this process; import or register it"
-        return Decision(Action.HOLD_DEFINITION, f"{why}, and the run goes on by itself")
+        return Decision(Action.HOLD_DEFINITION, f"{facts.why_unknown}, and the run goes on by itself")
     if facts.refused_input:
         return Decision(Action.HOLD_VERSION, facts.refused_input)
     if facts.changed_steps and facts.policy.version_mismatch == "fail":
