@@ -21,7 +21,7 @@ import enum
 
 import msgspec
 
-from relight.model.run import Hold, Status
+from relight.model.run import RESUME_IT, Hold, Status
 
 SUSPECTED_AFTER = 3  # deaths in a row without progress; max_attempts, if that is less
 SHORTEST_TRIAL_SECONDS = 2.0
@@ -123,7 +123,7 @@ def decide(facts: Facts) -> Decision:
         return Decision(
             Action.HOLD_VERSION,
             f"step {_some(facts.changed_steps)}: code or options changed since it was recorded; restore the old code, or set "
-            "version_mismatch to warn or rerun, then resume() the run",
+            f"version_mismatch to warn or rerun, {RESUME_IT}",
         )
     if is_suspect(facts):
         return _try(facts)
@@ -223,7 +223,7 @@ def _recovery_gave_up(facts: Facts) -> Decision | None:
     if facts.crashes_alone >= policy.max_attempts:
         shared = facts.crashes_without_progress > facts.crashes_alone
         alone = f", {facts.crashes_alone} of them while it was the only suspect" if shared else ""
-        return Decision(Action.HOLD_POISON, f"{_died(facts)}{alone}; find out why, then resume() it")
+        return Decision(Action.HOLD_POISON, f"{_died(facts)}{alone}; find out why, {RESUME_IT}")
     return None
 
 
