@@ -23,7 +23,7 @@ from relight.errors import (
 from relight.flow.payloads import ValueCodec, rebuild_error
 from relight.model.blob import check_blob
 from relight.model.journal import ErrorRecord
-from relight.model.operations import OperationReport, StepPage, operations, page
+from relight.model.operations import OperationReport, StepPage, error_text, operations, page
 from relight.model.replay import TreeState, restore
 from relight.model.run import ForeachProgress, Hold, Message, MessageKind, Run, Status
 from relight.model.text import check_name, prose
@@ -145,9 +145,9 @@ class Handle(Generic[R_co]):
             raise RunCancelledError(f"run {row.id!r} was cancelled: {row.reason}", run_id=row.id, reason=row.reason)
         if row.status is Status.FAILED:
             record = msgspec.json.decode(row.error or b"{}", type=ErrorRecord)
-            raise RunFailedError(
-                f"run {row.id!r} failed: {record.type.rpartition(':')[2]}: {record.message}", run_id=row.id
-            ) from rebuild_error(record)
+            raise RunFailedError(f"run {row.id!r} failed: {error_text(record)}", run_id=row.id) from rebuild_error(
+                record
+            )
         data = row.output if row.output is not None else b"null"
         if row.output_blob:
             data = check_blob(

@@ -13,6 +13,7 @@ from relight.backends.writing import NOTHING_KNOWN
 from relight.errors import StoreUnavailableError
 from relight.model.run import RunChange, RunFilter, Status
 from relight.ports.store import Committed
+from relight.supervisor import Supervisor
 from relight.testing.conformance.build import (
     FixedClock,
     appending,
@@ -154,6 +155,34 @@ async def test_a_server_that_goes_away_while_commits_are_made(open_postgres, pos
     await driving
     expected = [b"created", *(b"%d" % n for n in range(1, acknowledged))]
     assert [await until_it_works(lambda: entries_of(store, run.id)) for run in runs] == [expected] * 20
+
+
+async def test_a_listener_that_gets_no_connection_reports_an_outage(
+    open_postgres, postgres_server, postgres_schema, caplog
+):
+    """To its supervisor, which logs an outage once; it has no log of its own."""
+    outages: list[tuple[int, str]] = []
+    supervisor = Supervisor(lambda part, error, seconds: outages.append((part.outages, str(error))))
+    store = await open_postgres()
+    news = asyncio.Event()
+    store.watch(lambda _: news.set(), supervisor)
+    await news.wait()
+    part = supervisor.parts[f"listen-{postgres_schema}.news"]
+    postgres_server.stop()
+    try:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while len(outages) < 4:
+                await pause(0.01)
+        assert part.health.failing
+    finally:
+        postgres_server.start()
+    assert [number for number, _ in outages[:4]] == [1, 2, 3, 4]
+    assert all("postgresql://" in why and "written" not in why for _, why in outages)
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while part.failing:
+            await pause(0.01)
+    assert part.failures == 0
+    assert not [record for record in caplog.records if "listen" in record.getMessage()]
 
 
 async def test_everything_says_so_while_the_server_is_away(open_postgres, postgres_server):

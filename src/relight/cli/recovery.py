@@ -13,7 +13,7 @@ from rich.markup import escape
 from relight.cli.database import Database, Modules, looking, modules_of
 from relight.cli.listing import print_list
 from relight.cli.runs import describe, local_time, status_text, utc_time
-from relight.cli.terminal import AsJson, make_console
+from relight.cli.terminal import AsJson, make_console, paragraphs
 from relight.model.decisions import Action
 from relight.recovery.plan import Planned
 
@@ -28,6 +28,7 @@ Limit = Annotated[int, typer.Option("--limit", min=1, help="At most so many, the
 
 
 @app.command()
+@paragraphs
 def incomplete(db: Database = None, limit: Limit = 100, as_json: AsJson = False) -> None:
     """List unfinished root runs, newest first."""
     with looking(db) as rl:
@@ -62,6 +63,7 @@ def incomplete(db: Database = None, limit: Limit = 100, as_json: AsJson = False)
 
 
 @app.command()
+@paragraphs
 def plan(
     db: Database = None,
     module: Modules = None,
@@ -90,6 +92,7 @@ def plan(
 
 
 @app.command()
+@paragraphs
 def resume(
     run: Annotated[str, typer.Argument(help="The run's id.")],
     db: Database = None,

@@ -21,7 +21,8 @@ from relight.cli.runs import describe, local_time, payload, status_text, utc_tim
 from relight.cli.terminal import AsJson, make_console
 from relight.errors import CorruptionError, UpgradeRequiredError
 from relight.handle import MOST_STEPS, SMALL_JOURNAL_BYTES, read_state
-from relight.model.operations import OperationReport, StepPage, count_steps, page
+from relight.model.journal import ErrorRecord
+from relight.model.operations import OperationReport, StepPage, count_steps, error_text, page
 from relight.model.replay import TreeState
 from relight.model.run import ForeachProgress, Run
 
@@ -192,7 +193,7 @@ def _facts(found: Found, error: Any) -> list[tuple[str, str]]:
     if row.output is not None:
         add("output", escape(_short(payload(row.output, row.output_blob))))
     if error is not None:
-        add("error", escape(f"{error['type'].rpartition(':')[2]}: {error['message']}"))
+        add("error", escape(error_text(msgspec.convert(error, ErrorRecord)) or ""))
     for one in found.progress[:SHOWN_FOREACHS]:
         add("items", escape(_progress_text(one)))
     if len(found.progress) > SHOWN_FOREACHS:
