@@ -27,6 +27,7 @@ from relight.model.operations import OperationReport, StepPage, error_text, oper
 from relight.model.replay import TreeState, restore
 from relight.model.run import ForeachProgress, Hold, Message, MessageKind, Run, Status
 from relight.model.text import check_name, prose
+from relight.recovery.resume import by_hand
 
 if TYPE_CHECKING:
     from relight.engine import Relight
@@ -191,6 +192,9 @@ class Handle(Generic[R_co]):
         row = await self._relight.row(self.id)
         if row.status.terminal:
             raise RunStateError(f"run {self.id!r} is {row.status}: there is nothing to resume")
+        if row.status is Status.PAUSED and row.is_root:
+            services = self._relight.services
+            await services.store.append_log([by_hand(row.id, services.clock.now())])
         await self._post(MessageKind.RESUME)
 
     async def _post(

@@ -154,7 +154,8 @@ def _print_plan(found: Sequence[Planned]) -> None:
         colour = "red" if one.stuck else _COLOURS.get(one.action, "yellow")
         notes = [one.reason]
         if one.stuck and one.verdict_reason != one.reason:
-            notes.append(f"but if its owner stopped: {one.verdict_reason}")
+            when = "when it goes on" if one.owner is None else "if its owner stopped"
+            notes.append(f"but {when}: {one.verdict_reason}")
         if one.repeats:
             notes.append(f"repeats {', '.join(one.repeats)}")
         if one.changed_steps:
