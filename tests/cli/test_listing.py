@@ -164,6 +164,13 @@ def test_one_long_cell_does_not_move_all_rows_of_a_pipe():
     assert len(rows[2]) < 80
 
 
+def test_only_the_names_of_facts_are_dim():
+    file = io.StringIO()
+    console = Console(file=file, width=50, force_terminal=True, color_system="standard", _environ={})
+    print_facts(console, [("run", "order-1")])
+    assert file.getvalue() == "\x1b[2mrun\x1b[0m  order-1\n"
+
+
 def test_facts_are_wrapped_beside_their_names():
     file = io.StringIO()
     print_facts(

@@ -49,7 +49,7 @@ def print_facts(console: Console, facts: Iterable[tuple[str, str]]) -> None:
     pairs = [(Text.from_markup(name, style="dim"), Text.from_markup(value)) for name, value in facts]
     indent = max((name.cell_len for name, _ in pairs), default=0) + GAP
     for name, value in pairs:
-        first = name + Text(" " * (indent - name.cell_len))
+        first = Text().append_text(name).append(" " * (indent - name.cell_len))
         if not console.is_terminal or console.width - indent < LEAST_VALUE_COLUMNS:
             _print(console, first + value)
             continue
