@@ -34,8 +34,9 @@ async def subscription(customer: str, plan: str, months: int = 0) -> str:
 async def main() -> None:
     async with Relight("subscription.db") as rl:
         run = await rl.start(subscription.with_id("ada"), "Ada", "basic")
-        await run.signal("wish", "gold", id="upgrade")
-        await run.signal("wish", "leave", id="notice")  # taken by a later generation than the first signal
+        if not (await run.status()).terminal:
+            await run.signal("wish", "gold", id="upgrade")
+            await run.signal("wish", "leave", id="notice")  # taken by a later generation than the first signal
         print(await run.result())
         print(f"the run is in generation {(await rl.explain('ada')).generation}")
 

@@ -23,10 +23,11 @@ from relight.errors import (
 from relight.flow.payloads import ValueCodec, rebuild_error
 from relight.model.blob import check_blob
 from relight.model.journal import ErrorRecord
-from relight.model.operations import OperationReport, StepPage, operations, page
+from relight.model.operations import OperationReport, StepPage, error_text, operations, page
 from relight.model.replay import TreeState, restore
 from relight.model.run import ForeachProgress, Hold, Message, MessageKind, Run, Status
 from relight.model.text import check_name, prose
+from relight.recovery.resume import by_hand
 
 if TYPE_CHECKING:
     from relight.engine import Relight
@@ -160,9 +161,9 @@ class Handle(Generic[R_co]):
             raise RunCancelledError(f"run {row.id!r} was cancelled: {row.reason}", run_id=row.id, reason=row.reason)
         if row.status is Status.FAILED:
             record = msgspec.json.decode(row.error or b"{}", type=ErrorRecord)
-            raise RunFailedError(
-                f"run {row.id!r} failed: {record.type.rpartition(':')[2]}: {record.message}", run_id=row.id
-            ) from rebuild_error(record)
+            raise RunFailedError(f"run {row.id!r} failed: {error_text(record)}", run_id=row.id) from rebuild_error(
+                record
+            )
         data = row.output if row.output is not None else b"null"
         if row.output_blob:
             data = check_blob(
@@ -206,6 +207,9 @@ class Handle(Generic[R_co]):
         row = await self._relight.row(self.id)
         if row.status.terminal:
             raise RunStateError(f"run {self.id!r} is {row.status}: there is nothing to resume")
+        if row.status is Status.PAUSED and row.is_root:
+            services = self._relight.services
+            await services.store.append_log([by_hand(row.id, services.clock.now())])
         await self._post(MessageKind.RESUME)
 
     async def _post(

@@ -32,7 +32,17 @@ _POSTGRES = ("postgresql", "postgres")
 # Options whose values are no secret. The value of any other option is hidden, also of an unknown option.
 _SHOWN = frozenset(
     {
-        *("application_name", "database", "dbname", "host", "hostaddr", "pgbouncer", "port", "sslmode"),
+        *(
+            "application_name",
+            "connect_timeout",
+            "database",
+            "dbname",
+            "host",
+            "hostaddr",
+            "pgbouncer",
+            "port",
+            "sslmode",
+        ),
         *("target_session_attrs", "tls", "user"),
     }
 )

@@ -93,7 +93,8 @@ MEANING: dict[Token, str] = {
     Token.CHECKPOINT_FAILED: "a checkpoint could not be written; the journal stays whole, and it is tried again later",
     Token.RECOVERY_FAILED: "taking up a run failed for a passing reason; it is tried again",
     Token.FLOW_BLOCKS: "flow code runs for longer than a second without awaiting anything; the line names its place",
-    Token.UNWIND_STUCK: "a flow did not let itself be taken out of memory in time and was abandoned",
+    Token.UNWIND_STUCK: "a flow, or a step that swallows its cancellation, did not let itself be taken out of memory in time "
+    "and was abandoned",
     Token.THREAD_ABANDONED: "sync code whose result is not needed any more goes on in its thread; its slot is free again",
     Token.THREAD_REFUSED: "the system has no thread for sync code, which waits for one; no attempt or timeout counts meanwhile",
     Token.CANCEL_FORCED: "a cancelled run did not finish its clean-up within cancel_grace",

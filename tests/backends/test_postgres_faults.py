@@ -9,9 +9,11 @@ import asyncpg
 import pytest
 
 from relight.backends.postgres import PostgresStore, connection, pool
+from relight.backends.writing import NOTHING_KNOWN
 from relight.errors import StoreUnavailableError
-from relight.model.run import RunFilter, Status
+from relight.model.run import RunChange, RunFilter, Status
 from relight.ports.store import Committed
+from relight.supervisor import Supervisor
 from relight.testing.conformance.build import (
     FixedClock,
     appending,
@@ -157,6 +159,34 @@ async def test_a_server_that_goes_away_while_commits_are_made(open_postgres, pos
     assert [await until_it_works(lambda: entries_of(store, run.id)) for run in runs] == [expected] * 20
 
 
+async def test_a_listener_that_gets_no_connection_reports_an_outage(
+    open_postgres, postgres_server, postgres_schema, caplog
+):
+    """To its supervisor, which logs an outage once; it has no log of its own."""
+    outages: list[tuple[int, str]] = []
+    supervisor = Supervisor(lambda part, error, seconds: outages.append((part.outages, str(error))))
+    store = await open_postgres()
+    news = asyncio.Event()
+    store.watch(lambda _: news.set(), supervisor)
+    await news.wait()
+    part = supervisor.parts[f"listen-{postgres_schema}.news"]
+    postgres_server.stop()
+    try:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while len(outages) < 4:
+                await pause(0.01)
+        assert part.health.failing
+    finally:
+        postgres_server.start()
+    assert [number for number, _ in outages[:4]] == [1, 2, 3, 4]
+    assert all("postgresql://" in why and "written" not in why for _, why in outages)
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while part.failing:
+            await pause(0.01)
+    assert part.failures == 0
+    assert not [record for record in caplog.records if "listen" in record.getMessage()]
+
+
 async def test_everything_says_so_while_the_server_is_away(open_postgres, postgres_server):
     store = await open_postgres()
     run = new_run()
@@ -166,13 +196,22 @@ async def test_everything_says_so_while_the_server_is_away(open_postgres, postgr
         for call in (
             lambda: store.get_run("run"),
             lambda: store.list_runs(RunFilter()),
-            lambda: store.claim({"run": 1}, "you"),
-            lambda: store.commit([appending(run, 1, b"2")]),
             lambda: store.read(["run"]),
             store.now,
         ):
-            with pytest.raises(StoreUnavailableError, match="nothing of this operation is known to be written"):
+            with pytest.raises(StoreUnavailableError) as read_failed:
                 await call()
+            assert NOTHING_KNOWN not in str(read_failed.value)  # a read writes nothing anyway
+        for call in (
+            lambda: store.claim({"run": 1}, "you"),
+            lambda: store.commit([appending(run, 1, b"2")]),
+            lambda: store.put_blob(b"blob"),
+            lambda: store.hold({"run": 1}, RunChange(run_id="run", status=Status.PAUSED)),
+            lambda: store.checkpoint("run", 1, 1, b"{}"),
+        ):
+            with pytest.raises(StoreUnavailableError) as write_failed:
+                await call()
+            assert str(write_failed.value).count(NOTHING_KNOWN) == 1
         other = PostgresStore(postgres_server.url(), clock=FixedClock())
         with pytest.raises(StoreUnavailableError):
             await other.open()
@@ -214,11 +253,11 @@ async def test_a_server_that_has_become_read_only(open_postgres, postgres_admin)
 
 
 def test_the_server_that_takes_writes_is_looked_for():
-    target = connection.parse("postgresql://u:secret@a:1,b:2/d?x=y")
+    target = connection.parse("postgresql://u:secret@a:1,b:2/d?jit=on")
     assert (target.attributes, target.primary, target.name) == ("read-write", True, "postgresql://a:1,b:2/d")
     assert [(server.address, server.dsn) for server in target.servers] == [
-        ("a:1", "postgresql://u:secret@a:1/d?x=y"),
-        ("b:2", "postgresql://u:secret@b:2/d?x=y"),
+        ("a:1", "postgresql://u:secret@a:1/d?jit=on"),
+        ("b:2", "postgresql://u:secret@b:2/d?jit=on"),
     ]
     assert connection.parse("postgresql://a/d").primary
     assert not connection.parse("postgresql://a:1,b:2/d?target_session_attrs=any").primary

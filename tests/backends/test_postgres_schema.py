@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 
 from relight.backends.postgres import PostgresStore, schema
+from relight.backends.postgres.connection import connect, parse
 from relight.backends.postgres.queries import migrations, queries
 from relight.errors import ConfigError, StoreFormatError, StoreUnavailableError
 from relight.model.run import Run, Status
@@ -112,6 +113,33 @@ def test_names_that_no_schema_may_have(schema):
 def test_urls_that_are_none(url):
     with pytest.raises(ConfigError, match="store"):
         PostgresStore(url, clock=FixedClock())
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ("work_mem=much", 'invalid value for parameter "work_mem"'),
+        ("options=-c%20pool_size=5", 'unrecognized configuration parameter "pool_size"'),
+        ("options=-c%20shared_buffers=1MB", "cannot be changed"),
+        ("sslmode=perhaps", "sslmode"),
+    ],
+)
+async def test_a_setting_that_the_server_refuses(postgres_server, options, problem):
+    store = PostgresStore(f"{postgres_server.url()}?{options}", clock=FixedClock())
+    with pytest.raises(ConfigError, match=problem):
+        await store.open()
+
+
+async def test_settings_of_a_session_and_the_time_to_connect(postgres_server):
+    options = "connect_timeout=7&search_path=public&options=-c%20geqo=off&my.own=1&application_name=mine"
+    target = parse(f"{postgres_server.url()}?{options}")
+    assert target.connect_seconds == 7
+    made = await connect(target)
+    try:
+        names = ("search_path", "geqo", "my.own", "application_name", "jit")
+        assert [await made.fetchval(f"SHOW {name}") for name in names] == ["public", "off", "1", "mine", "off"]
+    finally:
+        await made.close()
 
 
 async def test_two_schemas_of_one_database_know_nothing_of_each_other(open_postgres, postgres_server, postgres_schema):

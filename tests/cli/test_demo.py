@@ -100,6 +100,23 @@ def test_a_folder_that_is_missing_is_named(tmp_path):
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_a_folder_that_takes_no_files_is_one_line(tmp_path):
+    (tmp_path / "no.db.ledger").mkdir()  # as in a folder that is read-only: root may write into one
+    done = relight("demo", "--db", "no.db", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("relight: no.db cannot be made: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_error_in_the_demos_process_is_one_line(tmp_path):
+    (tmp_path / "no.db-wal").mkdir()
+    done = relight("demo", "--db", "no.db", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "no.db" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 # ---- the verdict
 
 

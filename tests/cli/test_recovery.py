@@ -149,6 +149,8 @@ def test_check_exits_with_1_if_a_run_would_not_go_on(scene):
     unknown = relight("recovery", "plan", "--check", "--json", cwd=scene)
     assert unknown.returncode == 1, "flows that are not known here would hold their runs"
     assert {one["verdict"] for one in json.loads(unknown.stdout)} == {"hold-definition"}
+    waits = relight("recovery", "plan", cwd=scene).stdout.splitlines()[-1]
+    assert "but when it goes on: flow 'shop_wait' is not registered" in waits  # it has no owner that could stop
     policy = relight("recovery", "plan", "--module", MODULE, "--json", cwd=scene, RELIGHT_RECOVERY_AUTO_RESUME="false")
     actions = {one["run"]: one["action"] for one in json.loads(policy.stdout)}
     assert (actions["order"], actions["fragile"]) == ("cancel", "fail")

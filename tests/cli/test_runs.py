@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from relight import Relight, Retry, continue_as, current_step, flow, foreach, step, wait_for
+from relight import Relight, Retry, RunFailedError, continue_as, current_step, flow, foreach, step, wait_for
 from relight.backends.sqlite.store import SqliteStore
 from relight.clock import SYSTEM_CLOCK
 from relight.handle import SMALL_JOURNAL_BYTES
@@ -51,6 +53,12 @@ async def cli_flaky() -> None:
 @flow
 async def cli_broken() -> None:
     await cli_fail("[bold]luck[/bold]")
+
+
+@flow
+async def cli_group() -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(cli_fail("cups"))
 
 
 @step
@@ -235,6 +243,17 @@ def test_why_a_run_has_failed_is_said_in_the_list(folder):
     assert "ValueError: no [bold]luck[/bold]" in relight("runs", cwd=folder).stdout
 
 
+def test_of_an_exception_group_the_first_member_is_named(tmp_path):
+    with Relight(tmp_path / "relight.db") as rl:
+        run = rl.start(cli_group.with_id("group"))
+        with pytest.raises(RunFailedError, match="the first is ValueError: no cups"):
+            run.result()
+    (failed,) = json.loads(relight("runs", "--json", cwd=tmp_path).stdout)
+    said = "ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception), the first is ValueError: no cups"
+    assert failed["reason"] == said
+    assert said in relight("show", "group", cwd=tmp_path).stdout
+
+
 async def test_a_large_run_is_not_read_for_its_summary(tmp_path):
     """However much the run has done, the journal is not read, and may even be damaged."""
     async with Relight(tmp_path / "relight.db") as rl:
@@ -289,6 +308,9 @@ def test_a_missing_database_is_one_line_and_no_file(tmp_path, command):
         ("text.txt", "is not a Relight database"),
         ("memory:", "memory: has nothing"),
         ("mysql://host/db", "there is no store for mysql:"),
+        ("postgresql://127.0.0.1:1/d?pool_size=5", "there is no option pool_size; a url takes connect_timeout, "),
+        ("postgresql://127.0.0.1:1/d?target_session_attrs=foo", "target_session_attrs=foo is none of any, "),
+        ("postgresql://127.0.0.1:1/d?connect_timeout=5", "127.0.0.1"),
         ("sqlite:///none.db", "there is no database none.db"),
     ],
 )
@@ -327,6 +349,16 @@ def test_looking_imports_no_modules_of_the_user(folder):
     (folder / "trap.py").write_text("raise SystemExit('imported')")
     done = relight("runs", cwd=folder, RELIGHT_MODULES="trap", PYTHONPATH=f"{Path.cwd() / 'src'}:{folder}")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", [["recovery", "plan"], ["recovery", "resume"], ["orchestrator"], ["migrate"]])
+def test_lines_of_help_break_where_the_terminal_does(tmp_path, command):
+    done = relight(*command, "--help", cwd=tmp_path, COLUMNS="80", TERMINAL_WIDTH="80")
+    text = done.stdout.partition("Usage:")[2].partition("╭")[0]
+    lines = [line.strip() for line in text.splitlines()][1:]
+    for line, following in pairwise(lines):
+        if line and following:
+            assert len(line) + 1 + len(following.split()[0]) > 76, text
 
 
 def test_the_command_lists_its_commands(tmp_path):

@@ -63,6 +63,19 @@ def test_a_scenario_that_fails_by_itself_is_told_at_once(tmp_path: Path) -> None
         explorer.explore()
 
 
+@pytest.mark.parametrize(
+    ("scenario", "said"),
+    [
+        ("nope:flow", "nope:flow: No module named 'nope'"),
+        ("tests.crash.shapes:nope", "there is no 'nope' in tests.crash.shapes"),
+        ("tests.crash.shapes", "name it by its module and its name"),
+    ],
+)
+def test_a_scenario_that_is_not_there_is_named(scenario: str, said: str) -> None:
+    with pytest.raises(DefinitionError, match=said):
+        explore(scenario)
+
+
 def test_a_flow_and_its_arguments_are_a_scenario() -> None:
     report = explore("tests.crash.shapes:leaf", "x", modes=("during",))
     report.check()

@@ -36,7 +36,7 @@ def test_every_example_is_tested_and_listed():
     names = {file.stem for file in EXAMPLES.glob("*.py")}
     page = (EXAMPLES / "README.md").read_text()
     source = Path(__file__).read_text()
-    assert {name for name in names if f'run("{name}"' in source} == names
+    assert {name for name in names if source.count(f'run("{name}"') >= 2} == names  # run again, as the page promises
     assert {name for name in names if f"({name}.py)" in page} == names
 
 
@@ -49,10 +49,12 @@ def test_checkout(run):
         "order-1: approved by Grace: 3 parcels",
     ]
     assert run("checkout") == first[-1:]
-    assert run("checkout", "--refuse") == [
+    refused = run("checkout", "--refuse")
+    assert refused == [
         "refunding charge order-2/charge",
         "order-2: refused by Grace",
     ]
+    assert run("checkout", "--refuse") == refused[-1:]
 
 
 def test_subscription(run):
@@ -64,6 +66,7 @@ def test_subscription(run):
         "Ada stayed for 2 months",
         "the run is in generation 2",
     ]
+    assert run("subscription") == first[-2:]
 
 
 def test_import_orders(run):

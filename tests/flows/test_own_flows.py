@@ -23,12 +23,15 @@ async def test_an_engine_starts_and_recovers_only_the_flows_it_was_given():
     store = MemoryStore(clock=SYSTEM_CLOCK)
     async with Relight(store=store, flows=[bill]) as billing:
         assert await billing.run(bill) == "billed"
-        with pytest.raises(UnknownFlowError, match=r"no flow named 'ship' .*registered: bill\)"):
+        with pytest.raises(UnknownFlowError, match=r"'ship' is imported, but .*registered: bill\); add it to flows="):
             await billing.start(ship)
+        with pytest.raises(UnknownFlowError, match=r"'shop' is not registered .*bill\); import or register it"):
+            await billing.start("shop")
         async with Relight(store=store, flows=[ship], drive=False) as client:
             run = await client.start(ship.with_id("s"))
         held = await billing.get("s")
         await until(lambda: _is_held(held))
+        assert "'ship' is imported, but Relight(flows=[...]) does not list it" in (await held.describe()).reason
     async with Relight(store=store, flows=[bill, ship]) as both:
         assert await (await both.get(run.id)).result(timeout="60s") == "shipped"
 

@@ -352,7 +352,8 @@ async def main() -> str:
     define(registry, source.format(kind="@flow"))
     rl = await world.crash_and_reopen()
     row = await world.until_status("paused", await rl.get("r"))
-    assert "asks for 'work' as a run where its journal holds a step" in row.reason
+    assert "asks for 'work' as a run where its journal holds a step: restore the old code, then resume() " in row.reason
+    assert "(`relight recovery resume RUN`), or fork it from before this point" in row.reason
 
 
 async def test_steps_added_at_the_end_are_no_change(world: World, registry: Registry):

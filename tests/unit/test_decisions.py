@@ -70,8 +70,7 @@ ORPHANS: list[tuple[dict[str, Any], Action, str]] = [
         "7 times in a row without progress of this run, 3 of them while it was the only suspect",
     ),
     # definition
-    ({"flow_registered": False}, Action.HOLD_DEFINITION, "flow 'f' is not registered"),
-    ({"flow_registered": False, "shared_name": "two flows"}, Action.HOLD_DEFINITION, "two flows, and the run goes on"),
+    ({"flow_registered": False, "why_unknown": "two flows"}, Action.HOLD_DEFINITION, "two flows, and the run goes on"),
     # fingerprints
     ({"changed_steps": ("a",)}, Action.RESUME, "its owner died"),
     ({"changed_steps": ("a",), "version_mismatch": "rerun"}, Action.RESUME, "its owner died"),
@@ -160,7 +159,7 @@ def test_when_to_look_again():
 
 
 def test_reasons_name_what_frees_the_run():
-    assert "register it" in decide(facts(flow_registered=False)).reason
+    assert "import it, and the run" in decide(facts(flow_registered=False, why_unknown="import it")).reason
     assert "resume()" in decide(facts(crashes_alone=10)).reason
     assert "relight recovery resume" in decide(facts(auto_resume=False)).reason
     assert "restore the old code" in decide(facts(changed_steps=("a",), version_mismatch="fail")).reason

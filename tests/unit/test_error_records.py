@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from relight.errors import PayloadError, RunFailedError, StepError, StepTimeoutError
 from relight.flow import error_records
 from relight.flow.error_records import MAX_TEXT_CHARS, rebuild_error, record_error
-from relight.model.journal import ErrorRecord
+from relight.model.journal import GROUP, ErrorRecord
 
 
 class HaltError(BaseException):
@@ -385,8 +385,8 @@ def test_only_exceptions_are_rebuilt(name: str):
     for record in (
         ErrorRecord(name, "m", args=["m"]),
         ErrorRecord("gone:GoneError", "m", attributes={error_records._BASES: [name]}),
-        ErrorRecord(name, "m", attributes={error_records._GROUP: group}),
-        ErrorRecord("builtins:BaseExceptionGroup", "m", attributes={error_records._GROUP: group}),
+        ErrorRecord(name, "m", attributes={GROUP: group}),
+        ErrorRecord("builtins:BaseExceptionGroup", "m", attributes={GROUP: group}),
     ):
         rebuilt = rebuild_error(record)
         assert isinstance(rebuilt, Exception), record

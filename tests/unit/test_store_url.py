@@ -94,6 +94,34 @@ def test_what_names_no_store_is_refused_and_makes_no_file(url: str, advice: str,
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("nope=1", "there is no option nope; a url takes connect_timeout, pgbouncer, host, "),
+        ("pool_size=5&max_overflow=1", "there is no option pool_size, max_overflow; a url takes"),
+        ("keepalives=1", "settings of the session: application_name, search_path, "),
+        ("SSLMODE=require", "there is no option SSLMODE"),
+        ("sslmod=require", "there is no option sslmod"),
+        ("connect_timeout=soon", "connect_timeout=soon is no number of seconds"),
+        ("target_session_attrs=foo", "target_session_attrs=foo is none of any, primary, standby, "),
+        ("port=abc", "port=abc is no port"),
+        ("pgbouncer=perhaps", "neither true nor false"),
+    ],
+)
+def test_an_option_that_postgresql_urls_do_not_have(options: str, said: str):
+    with pytest.raises(ConfigError) as refused:
+        PostgresStore(f"postgresql://u:{SECRET}@h/d?{options}", clock=SYSTEM_CLOCK)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert SECRET not in str(refused.value)
+
+
+def test_the_name_of_an_option_is_not_shown_if_it_may_be_of_a_password():
+    with pytest.raises(ConfigError, match="as %3F") as refused:
+        PostgresStore(f"postgresql://u:12?{SECRET}=x@h/d", clock=SYSTEM_CLOCK)
+    assert SECRET not in str(refused.value)
+
+
 # Every place for a password, and what may be left of the URL.
 WITH_SECRETS = [
     (f"postgresql://u:{SECRET}@h:5432/d", "postgresql://h:5432/d"),

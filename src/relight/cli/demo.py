@@ -29,7 +29,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from relight.cli.demo_flow import Demo, Ledger, Line
+from relight.cli.demo_flow import REFUSED, Demo, Ledger, Line
 from relight.cli.terminal import AsJson, fail, make_console
 from relight.clock import SYSTEM_CLOCK, SYSTEM_ENTROPY, block
 
@@ -91,6 +91,8 @@ def demo(
         fail(f"{db} exists; the demo makes a database of its own: name a new file")
     if db is not None and not db.absolute().parent.is_dir():
         fail(f"{db} cannot be made: make the folder {db.absolute().parent} first")
+    if db is not None:
+        _check_folder(db)
     kept = keep or db is not None
     with ExitStack() as stack:
         if db is None and keep:
@@ -105,6 +107,20 @@ def demo(
     raise typer.Exit(0 if verdict.good else 1)
 
 
+def _check_folder(db: Path) -> None:
+    """End the command if no file can be made where the database and its ledger are to be."""
+    ledger = _ledger_of(db)
+    try:
+        Path(ledger).open("x").close()
+        Path(ledger).unlink()
+    except OSError as error:
+        fail(f"{db} cannot be made: {error.strerror or error}: {ledger}")
+
+
+def _ledger_of(db: Path) -> str:
+    return f"{db.absolute()}.ledger"
+
+
 class Scene:
     """The two processes, the ledger, and their display."""
 
@@ -112,7 +128,7 @@ class Scene:
         self.console = console
         self.steps = steps
         self.db = db
-        self.ledger = Ledger(f"{db.absolute()}.ledger")
+        self.ledger = Ledger(_ledger_of(db))
         self.run_id = SYSTEM_ENTROPY.run_id()
         self.pids: dict[int, int] = {}
         self.killed = False
@@ -167,9 +183,12 @@ class Scene:
             finally:
                 child.kill()
                 child.wait()
+            output.seek(0)
+            said = output.read().decode(errors="replace")
+            if child.returncode == REFUSED:
+                fail(said.rstrip().rpartition("\n")[2])
             if child.returncode != 0:
-                output.seek(0)
-                sys.stderr.write(output.read().decode(errors="replace"))
+                sys.stderr.write(said)
                 fail(f"process {number} of the demo failed with exit code {child.returncode}; its output is above")
         return False
 

@@ -17,6 +17,7 @@ import msgspec
 
 from relight.clock import block
 from relight.engine import Relight
+from relight.errors import RelightError
 from relight.flow.definitions import flow, step
 
 
@@ -62,6 +63,8 @@ class Demo(msgspec.Struct):
     step_seconds: float
 
 
+REFUSED = 3  # the exit code after an error of Relight, which is one line on stderr
+
 PROCESS = 0  # 1 before the kill, 2 after; set by main()
 
 
@@ -90,8 +93,12 @@ def main(arguments: list[str]) -> None:
     global PROCESS  # noqa: PLW0603 - a fact about this process
     database, run_id, process, demo = arguments
     PROCESS = int(process)
-    with Relight(database) as rl:
-        rl.start(visible_steps.with_id(run_id), msgspec.json.decode(demo, type=Demo)).result()
+    try:
+        with Relight(database) as rl:
+            rl.start(visible_steps.with_id(run_id), msgspec.json.decode(demo, type=Demo)).result()
+    except RelightError as error:
+        print(error, file=sys.stderr)
+        sys.exit(REFUSED)
 
 
 if __name__ == "__main__":

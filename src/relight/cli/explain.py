@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from relight.cli.database import Database, Modules, looking, modules_of
+from relight.cli.listing import print_facts, print_text
 from relight.cli.recovery import as_dict
 from relight.cli.runs import local_time, utc_time
 from relight.cli.show import operation_as_dict, shortened, step_text
@@ -60,32 +60,34 @@ def _as_dict(found: Explanation) -> dict[str, Any]:
 
 def _print(found: Explanation) -> None:
     console = make_console()
-    console.print(escape(found.sentence))
+    print_text(console, escape(found.sentence))
     console.print()
-    facts = Table(show_header=False, box=None, pad_edge=False)
-    facts.add_column(style="dim")
-    facts.add_column(overflow="fold")
+    facts: list[tuple[str, str]] = []
+
+    def add(name: str, value: str) -> None:
+        facts.append((name, value))
+
     owner = "none" if found.owner is None else f"{found.owner} ({'alive' if found.owner_alive else 'not alive'})"
-    facts.add_row("flow", escape(found.flow))
-    facts.add_row("owner", escape(owner))
+    add("flow", escape(found.flow))
+    add("owner", escape(owner))
     if found.lease_expires_at is not None:
-        facts.add_row("last heartbeat", local_time(found.last_heartbeat))
-        facts.add_row("lease until", local_time(found.lease_expires_at))
-    facts.add_row("epoch", str(found.epoch))
+        add("last heartbeat", local_time(found.last_heartbeat))
+        add("lease until", local_time(found.lease_expires_at))
+    add("epoch", str(found.epoch))
     if found.generation > 1:
-        facts.add_row("generation", str(found.generation))
-    facts.add_row("input", escape(shortened(found.input)))
-    facts.add_row("last entry", f"{found.last_entry} {escape(found.last_operation)}".strip())
+        add("generation", str(found.generation))
+    add("input", escape(shortened(found.input)))
+    add("last entry", f"{found.last_entry} {escape(found.last_operation)}".strip())
     for wait in found.waits_for:
-        facts.add_row("waits for", escape(wait))
+        add("waits for", escape(wait))
     for message in found.unread:
-        facts.add_row("unread", escape(message))
+        add("unread", escape(message))
     for one in found.steps:
-        facts.add_row(f"step {one.state}", escape(step_text(one)))
+        add(f"step {one.state}", escape(step_text(one)))
     if not found.status.terminal:
-        facts.add_row("recovery would", escape(f"{found.plan.action.value}: {found.plan.reason}"))
+        add("recovery would", escape(f"{found.plan.action.value}: {found.plan.reason}"))
         if found.plan.resumes_at:
-            facts.add_row("at", escape(found.plan.resumes_at))
+            add("at", escape(found.plan.resumes_at))
     for line in found.events:
-        facts.add_row(local_time(line.at), escape(f"[{line.token}] {line.text}"))
-    console.print(facts)
+        add(local_time(line.at), escape(f"[{line.token}] {line.text}"))
+    print_facts(console, facts)

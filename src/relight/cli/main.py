@@ -18,6 +18,7 @@ from relight.cli.migrate import migrate
 from relight.cli.orchestrator import orchestrator
 from relight.cli.runs import runs
 from relight.cli.show import show
+from relight.cli.terminal import paragraphs
 
 app = typer.Typer(
     name="relight",
@@ -43,13 +44,13 @@ def _options(
     """Options of the command itself."""
 
 
-app.command()(demo)
-app.command()(runs)
-app.command()(show)
-app.command()(explain)
+app.command()(paragraphs(demo))
+app.command()(paragraphs(runs))
+app.command()(paragraphs(show))
+app.command()(paragraphs(explain))
 app.add_typer(recovery.app, name="recovery")
-app.command()(orchestrator)
-app.command()(migrate)
+app.command()(paragraphs(orchestrator))
+app.command()(paragraphs(migrate))
 
 if __name__ == "__main__":
     app()

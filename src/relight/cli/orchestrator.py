@@ -19,6 +19,9 @@ from relight.errors import ConfigError, RelightError
 STUCK_SECONDS = 15.0
 STDERR = 2
 
+# A logger of its own: that the process is ready is said without --verbose, too.
+_log = logging.getLogger("relight.cli")
+
 
 def orchestrator(
     db: Database = None,
@@ -47,6 +50,7 @@ def orchestrator(
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
     )
+    _log.setLevel(logging.INFO)
     settings = {"orchestrator_id": orchestrator_id, "leases": leases}
     chosen: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     try:
@@ -59,7 +63,7 @@ def orchestrator(
 
 async def _drive(relight: Relight, metrics_port: int | None) -> None:
     async with relight:
-        logging.getLogger("relight").warning("%s drives runs of %s", relight.services.owner, relight.store_name)
+        _log.info("%s drives runs of %s", relight.services.owner, relight.store_name)
         if metrics_port is not None:
             _serve(relight, metrics_port)
         await relight.signalled()
@@ -77,4 +81,4 @@ def _serve(relight: Relight, port: int) -> None:
     except OSError as error:
         raise ConfigError(f"--metrics {port}: {error.strerror or error}; choose another port") from error
     where = f"http://127.0.0.1:{server.server_port}/metrics"
-    logging.getLogger("relight").warning("%s serves metrics at %s", relight.services.owner, where)
+    _log.info("%s serves metrics at %s", relight.services.owner, where)

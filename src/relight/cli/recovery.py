@@ -9,11 +9,11 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from relight.cli.database import Database, Modules, looking, modules_of
+from relight.cli.listing import print_list
 from relight.cli.runs import describe, local_time, status_text, utc_time
-from relight.cli.terminal import AsJson, make_console
+from relight.cli.terminal import AsJson, make_console, paragraphs
 from relight.model.decisions import Action
 from relight.recovery.plan import Planned
 
@@ -28,6 +28,7 @@ Limit = Annotated[int, typer.Option("--limit", min=1, help="At most so many, the
 
 
 @app.command()
+@paragraphs
 def incomplete(db: Database = None, limit: Limit = 100, as_json: AsJson = False) -> None:
     """List unfinished root runs, newest first."""
     with looking(db) as rl:
@@ -37,20 +38,32 @@ def incomplete(db: Database = None, limit: Limit = 100, as_json: AsJson = False)
         print(json.dumps([describe(row) for row in rows], indent=2))
         return
     console = make_console()
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("run", overflow="fold", min_width=36)
-    for heading in ("flow", "status", "owner", "created", "due"):
-        table.add_column(heading)
-    for row in rows:
-        times = local_time(row.created_at), local_time(row.wake_at)
-        table.add_row(escape(row.id), escape(row.flow), status_text(row), escape(row.owner or ""), *times)
-    console.print(table if rows else "nothing is unfinished")
+    if not rows:
+        console.print("nothing is unfinished")
+        return
+    headings = ("run", "flow", "status", "owner", "created", "due")
+    print_list(
+        console,
+        headings,
+        [
+            (
+                escape(row.id),
+                escape(row.flow),
+                status_text(row),
+                escape(row.owner or ""),
+                local_time(row.created_at),
+                local_time(row.wake_at),
+            )
+            for row in rows
+        ],
+    )
     for row in rows:
         if row.newer:
-            console.print(f"run {escape(row.id)}: {escape(row.newer)}")
+            console.print(f"run {escape(row.id)}: {escape(row.newer)}", soft_wrap=True)
 
 
 @app.command()
+@paragraphs
 def plan(
     db: Database = None,
     module: Modules = None,
@@ -79,6 +92,7 @@ def plan(
 
 
 @app.command()
+@paragraphs
 def resume(
     run: Annotated[str, typer.Argument(help="The run's id.")],
     db: Database = None,
@@ -135,25 +149,18 @@ def _print_plan(found: Sequence[Planned]) -> None:
     if not found:
         console.print("nothing is unfinished")
         return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("run", overflow="fold", min_width=36)
-    for heading in ("flow", "status", "recovery would", "at", "reason"):
-        table.add_column(heading)
+    rows = []
     for one in found:
         colour = "red" if one.stuck else _COLOURS.get(one.action, "yellow")
         notes = [one.reason]
         if one.stuck and one.verdict_reason != one.reason:
-            notes.append(f"but if its owner stopped: {one.verdict_reason}")
+            when = "when it goes on" if one.owner is None else "if its owner stopped"
+            notes.append(f"but {when}: {one.verdict_reason}")
         if one.repeats:
             notes.append(f"repeats {', '.join(one.repeats)}")
         if one.changed_steps:
             notes.append(f"changed since: {', '.join(one.changed_steps)}")
-        table.add_row(
-            escape(one.run_id),
-            escape(one.flow),
-            one.status.value,
-            f"[{colour}]{one.action.value}[/{colour}]",
-            escape(one.resumes_at),
-            escape("; ".join(notes)),
-        )
-    console.print(table)
+        action = f"[{colour}]{one.action.value}[/{colour}]"
+        cells = escape(one.run_id), escape(one.flow), one.status.value, action, escape(one.resumes_at)
+        rows.append((*cells, escape("; ".join(notes))))
+    print_list(console, ("run", "flow", "status", "recovery would", "at", "reason"), rows)

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from relight.cli.database import Database, looking
+from relight.cli.listing import print_list
 from relight.cli.terminal import AsJson, make_console
 from relight.model.run import Run, Status
 
@@ -28,16 +28,15 @@ def runs(
     if as_json:
         print(json.dumps([describe(run) for run in page.runs], indent=2))
         return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("run", overflow="fold", min_width=36)  # so that a generated id stays in one piece, to be copied
-    for heading in ("flow", "status", "created", "reason"):
-        table.add_column(heading)
-    for run in page.runs:
-        table.add_row(
-            escape(run.id), escape(run.flow), status_text(run), local_time(run.created_at), escape(run.reason)
-        )
     console = make_console()
-    console.print(table if page.runs else "no runs")
+    if page.runs:
+        rows = [
+            (escape(run.id), escape(run.flow), status_text(run), local_time(run.created_at), escape(run.reason))
+            for run in page.runs
+        ]
+        print_list(console, ("run", "flow", "status", "created", "reason"), rows)
+    else:
+        console.print("no runs")
     if page.next_cursor is not None:
         console.print(f"[dim]more than {limit}: raise --limit[/dim]")
 
@@ -79,8 +78,8 @@ def utc_time(seconds: float | None) -> str | None:
 
 
 def local_time(seconds: float | None) -> str:
-    """A time in the time zone of this machine, for people."""
-    return "" if seconds is None else f"{dt.datetime.fromtimestamp(seconds, dt.UTC).astimezone():%Y-%m-%d %H:%M:%S}"
+    """A time in the time zone of this machine, for people. Each time names the zone, because summer time is another."""
+    return "" if seconds is None else f"{dt.datetime.fromtimestamp(seconds, dt.UTC).astimezone():%Y-%m-%d %H:%M:%S %Z}"
 
 
 def status_text(run: Run) -> str:

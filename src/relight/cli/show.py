@@ -13,15 +13,16 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from relight.blocking import BlockingRelight
 from relight.cli.database import Database, looking
+from relight.cli.listing import print_facts, print_list
 from relight.cli.runs import describe, local_time, payload, status_text, utc_time
 from relight.cli.terminal import AsJson, make_console
 from relight.errors import CorruptionError, UpgradeRequiredError
 from relight.handle import MOST_STEPS, SMALL_JOURNAL_BYTES, read_state
-from relight.model.operations import OperationReport, StepPage, count_steps, page
+from relight.model.journal import ErrorRecord
+from relight.model.operations import OperationReport, StepPage, count_steps, error_text, page
 from relight.model.replay import TreeState
 from relight.model.run import ForeachProgress, Run
 
@@ -158,11 +159,11 @@ def operation_as_dict(one: OperationReport, *, traceback: bool = False) -> dict[
 def _print(found: Found, listing: Listing, *, traceback: bool) -> None:
     console, row = make_console(), found.row
     error = payload(row.error, "")
-    console.print(_facts(found, error))
+    print_facts(console, _facts(found, error))
     if traceback and error is not None:
         console.print(f"\n{escape(error.get('traceback', ''))}".rstrip(), soft_wrap=True)
     if found.trouble is not None:
-        console.print(f"[red]its journal cannot be read:[/red] {escape(found.trouble)}")
+        console.print(f"[red]its journal cannot be read:[/red] {escape(found.trouble)}", soft_wrap=True)
     if found.page is not None:
         console.print()
         _print_page(console, found.page, listing, traceback=traceback)
@@ -170,35 +171,37 @@ def _print(found: Found, listing: Listing, *, traceback: bool) -> None:
         console.print("\n[dim]--steps lists its steps, --all every operation, --failed what has failed[/dim]")
 
 
-def _facts(found: Found, error: Any) -> Table:
+def _facts(found: Found, error: Any) -> list[tuple[str, str]]:
     row, now = found.row, _generation(found.row, found.state)
-    facts = Table(show_header=False, box=None, pad_edge=False)
-    facts.add_column(style="dim")
-    facts.add_column(overflow="fold")
-    facts.add_row("run", escape(row.id))
-    facts.add_row("flow", escape(row.flow))
-    facts.add_row("status", status_text(row))
+    facts: list[tuple[str, str]] = []
+
+    def add(name: str, value: str) -> None:
+        facts.append((name, value))
+
+    add("run", escape(row.id))
+    add("flow", escape(row.flow))
+    add("status", status_text(row))
     if row.reason and error is None:
-        facts.add_row("reason", escape(row.reason))
-    facts.add_row("created", local_time(row.created_at))
-    facts.add_row("updated", local_time(row.updated_at))
+        add("reason", escape(row.reason))
+    add("created", local_time(row.created_at))
+    add("updated", local_time(row.updated_at))
     if row.wake_at is not None:
-        facts.add_row("due", local_time(row.wake_at))
-    facts.add_row("input", escape(_short(payload(row.input, row.input_blob))))
+        add("due", local_time(row.wake_at))
+    add("input", escape(_short(payload(row.input, row.input_blob))))
     if (now["generation"] or 1) > 1:
-        facts.add_row("generation", f"{now['generation']}, which began with {escape(_short(now['generation_input']))}")
+        add("generation", f"{now['generation']}, which began with {escape(_short(now['generation_input']))}")
     if row.output is not None:
-        facts.add_row("output", escape(_short(payload(row.output, row.output_blob))))
+        add("output", escape(_short(payload(row.output, row.output_blob))))
     if error is not None:
-        facts.add_row("error", escape(f"{error['type'].rpartition(':')[2]}: {error['message']}"))
+        add("error", escape(error_text(msgspec.convert(error, ErrorRecord)) or ""))
     for one in found.progress[:SHOWN_FOREACHS]:
-        facts.add_row("items", escape(_progress_text(one)))
+        add("items", escape(_progress_text(one)))
     if len(found.progress) > SHOWN_FOREACHS:
-        facts.add_row("", f"and {len(found.progress) - SHOWN_FOREACHS} more; --json has all of them")
+        add("", f"and {len(found.progress) - SHOWN_FOREACHS} more; --json has all of them")
     if found.counts is not None:
-        facts.add_row("steps", ", ".join(f"{count} {state}" for state, count in found.counts.items()) or "none")
+        add("steps", ", ".join(f"{count} {state}" for state, count in found.counts.items()) or "none")
     elif found.trouble is None:
-        facts.add_row("steps", f"not counted in a journal of {found.journal_bytes / 1e6:.1f} MB; --steps does")
+        add("steps", f"not counted in a journal of {found.journal_bytes / 1e6:.1f} MB; --steps does")
     return facts
 
 
@@ -212,29 +215,29 @@ def _print_page(console: Console, shown: StepPage, listing: Listing, *, tracebac
     if not shown.steps:
         console.print("nothing to list" if listing.after is None else "nothing more")
         return
-    console.print(_table(shown.steps))
+    print_list(
+        console,
+        ("operation", "kind", "state", "attempt", "started", "took", "result"),
+        [_row(one) for one in shown.steps],
+    )
     if traceback:
         for one in shown.steps:
             if one.traceback is not None:
                 console.print(f"\n[bold]{escape(one.key)}[/bold]\n{escape(one.traceback.rstrip())}", soft_wrap=True)
     if shown.next_cursor is not None:
-        console.print(f"\n[dim]there are more: --after {shown.next_cursor}, or raise --limit[/dim]")
+        console.print(f"\n[dim]there are more: --after {shown.next_cursor}, or raise --limit[/dim]", soft_wrap=True)
 
 
-def _table(operations: list[OperationReport]) -> Table:
-    headings = ("operation", "kind", "state", "attempt", "started", "took", "result")
-    table = Table(*headings, box=None, header_style="bold", pad_edge=False)
-    for one in operations:
-        table.add_row(
-            escape(one.key),
-            one.kind,
-            one.state,
-            str(one.attempt),
-            local_time(one.started_at),
-            "" if one.seconds is None else _duration(one.seconds),
-            escape(_result(one)),
-        )
-    return table
+def _row(one: OperationReport) -> tuple[str, ...]:
+    return (
+        escape(one.key),
+        one.kind,
+        one.state,
+        str(one.attempt),
+        local_time(one.started_at),
+        "" if one.seconds is None else _duration(one.seconds),
+        escape(_result(one)),
+    )
 
 
 def _result(one: OperationReport) -> str:

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import inspect
 import io
+import re
 import sys
-from typing import Annotated, NoReturn
+from collections.abc import Callable
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
 
+Command = TypeVar("Command", bound=Callable[..., Any])
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 # Output into a file or a pipe is not cut off: there is no narrow window.
 _WIDE_COLUMNS = 500
+
+
+def paragraphs(command: Command) -> Command:
+    """The command, its docstring with one line for each paragraph: in its help, typer breaks the lines of all but the
+    first where the source does."""
+    found = re.split(r"\n\s*\n", inspect.getdoc(command) or "")
+    command.__doc__ = "\n\n".join(" ".join(paragraph.split()) for paragraph in found)
+    return command
 
 
 def fail(message: object) -> NoReturn:

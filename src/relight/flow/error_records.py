@@ -23,7 +23,7 @@ import msgspec
 
 from relight.errors import StepError
 from relight.flow.survival import LOST, plain_copy
-from relight.model.journal import ErrorRecord
+from relight.model.journal import GROUP, ErrorRecord
 from relight.model.text import error_message
 
 MAX_TEXT_CHARS = 16 * 1024  # of a message or traceback; a longer one is cut in the middle
@@ -36,7 +36,6 @@ _TRACEBACK_NOTE = "Traceback of the recorded exception:\n"
 
 # Stored among the attributes of a record. An attribute of a user's exception with such a name is not recorded.
 _BASES = "__bases__"  # the names of its bases, nearest first, for when the class is gone
-_GROUP = "__group__"  # the records of an exception group's members
 
 
 def record_error(exc: BaseException) -> ErrorRecord:
@@ -49,7 +48,7 @@ def rebuild_error(record: ErrorRecord) -> BaseException:
     engine calls this on replay, and a constructor that exits would end each process that takes the run up."""
     attributes = dict(record.attributes or {})
     bases: Any = attributes.pop(_BASES, [])
-    group: Any = attributes.pop(_GROUP, None)
+    group: Any = attributes.pop(GROUP, None)
     cls = _find(record.type)
     exc = None
     if cls is not None:
@@ -77,14 +76,14 @@ def _record(exc: BaseException, depth: int) -> ErrorRecord:
     args, attributes = _state(exc)
     copies = {name: plain_copy(value, MAX_DATA_BYTES) for name, value in attributes.items()}
     kept: dict[str, object] = {
-        name: copy for name, copy in copies.items() if copy is not LOST and name not in (_BASES, _GROUP)
+        name: copy for name, copy in copies.items() if copy is not LOST and name not in (_BASES, GROUP)
     }
     kept_args = plain_copy(list(args), MAX_DATA_BYTES)
     if isinstance(exc, BaseExceptionGroup) and depth > 0:
         members = [_record(member, depth - 1) for member in exc.exceptions[:MAX_GROUP]]
         for member in members:
             member.traceback = ""  # the group's traceback has it
-        kept[_GROUP] = {"message": _bounded(exc.message), "members": msgspec.to_builtins(members)}
+        kept[GROUP] = {"message": _bounded(exc.message), "members": msgspec.to_builtins(members)}
     if bases := _bases_of(type(exc)):
         kept[_BASES] = bases
     return ErrorRecord(

@@ -44,8 +44,15 @@ class Registry:
             return found
         if self.shared_name(name):
             raise DefinitionError(self.shared_name(name))
-        known = ", ".join(sorted(self._flows)) or "none"
-        raise UnknownFlowError(f"no flow named {name!r} is registered in this process (registered: {known}); import it")
+        raise UnknownFlowError(self.why_unknown(name, f" (registered: {', '.join(sorted(self._flows)) or 'none'})"))
+
+    def why_unknown(self, name: str, aside: str = "") -> str:
+        """Why `find` finds no flow of this name, and what to do."""
+        if self.shared_name(name):
+            return self.shared_name(name)
+        if self is not REGISTRY and name in REGISTRY.names():
+            return f"flow {name!r} is imported, but Relight(flows=[...]) does not list it{aside}; add it to flows="
+        return f"flow {name!r} is not registered in this process{aside}; import or register it"
 
     def shared_name(self, name: str) -> str:
         """Why this name cannot be used, if several flows have it; otherwise empty."""

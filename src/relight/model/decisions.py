@@ -21,7 +21,7 @@ import enum
 
 import msgspec
 
-from relight.model.run import Hold, Status
+from relight.model.run import RESUME_IT, Hold, Status
 
 SUSPECTED_AFTER = 3  # deaths in a row without progress; max_attempts, if that is less
 SHORTEST_TRIAL_SECONDS = 2.0
@@ -71,7 +71,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     last_heartbeat: float | None = None  # of its owner's session; None: nothing is known of that session
     # the code of this process
     flow_registered: bool = True
-    shared_name: str = ""  # why the name of its flow means none, although flows of that name are registered
+    why_unknown: str = ""  # why no flow of its name is registered, and what to do
     resumable: bool = True
     # the journal
     ended: Status | None = None  # how the run ended, if its journal has a final entry
@@ -116,15 +116,14 @@ def decide(facts: Facts) -> Decision:
         if given_up is not None:
             return given_up
     if not facts.flow_registered:
-        why = facts.shared_name or f"flow {facts.flow!r} is not registered in this process; import or register it"
-        return Decision(Action.HOLD_DEFINITION, f"{why}, and the run goes on by itself")
+        return Decision(Action.HOLD_DEFINITION, f"{facts.why_unknown}, and the run goes on by itself")
     if facts.refused_input:
         return Decision(Action.HOLD_VERSION, facts.refused_input)
     if facts.changed_steps and facts.policy.version_mismatch == "fail":
         return Decision(
             Action.HOLD_VERSION,
             f"step {_some(facts.changed_steps)}: code or options changed since it was recorded; restore the old code, or set "
-            "version_mismatch to warn or rerun, then resume() the run",
+            f"version_mismatch to warn or rerun, {RESUME_IT}",
         )
     if is_suspect(facts):
         return _try(facts)
@@ -224,7 +223,7 @@ def _recovery_gave_up(facts: Facts) -> Decision | None:
     if facts.crashes_alone >= policy.max_attempts:
         shared = facts.crashes_without_progress > facts.crashes_alone
         alone = f", {facts.crashes_alone} of them while it was the only suspect" if shared else ""
-        return Decision(Action.HOLD_POISON, f"{_died(facts)}{alone}; find out why, then resume() it")
+        return Decision(Action.HOLD_POISON, f"{_died(facts)}{alone}; find out why, {RESUME_IT}")
     return None
 
 

@@ -24,6 +24,11 @@ from msgspec import Raw
 NULL = Raw(b"null")
 
 
+# Among the attributes of an ErrorRecord: the message and the members of an exception group. An attribute of a user's
+# exception with such a name is not recorded.
+GROUP = "__group__"
+
+
 class ErrorRecord(msgspec.Struct, omit_defaults=True):
     """An exception as data: enough to raise it again, after a crash, as the class it was."""
 

@@ -6,6 +6,7 @@ like one that is driven here. A step that is under way is shown once it is annou
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from typing import TypeVar
@@ -13,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from relight.errors import StoreError
-from relight.model.journal import ErrorRecord
+from relight.model.journal import GROUP, ErrorRecord
 from relight.model.replay import Ending, Open, Outcome, TreeState
 from relight.model.run import Run
 from relight.model.text import prose
@@ -120,8 +121,21 @@ def count_steps(state: TreeState, row: Run, now: float) -> dict[str, int]:
 
 
 def error_text(error: ErrorRecord | None) -> str | None:
-    """An error on one line."""
-    return None if error is None else f"{error.type.rpartition(':')[2]}: {error.message}"
+    """An error on one line. Of an exception group also its first member: the group's own message says only how many
+    there are."""
+    if error is None:
+        return None
+    text = f"{error.type.rpartition(':')[2]}: {error.message}"
+    first = _first_member(error)
+    return text if first is None else f"{text}, the first is {error_text(first)}"
+
+
+def _first_member(error: ErrorRecord) -> ErrorRecord | None:
+    match (error.attributes or {}).get(GROUP):
+        case {"members": [first, *_]}:
+            with contextlib.suppress(msgspec.ValidationError):
+                return msgspec.convert(first, ErrorRecord)
+    return None
 
 
 def failure_reason(error: ErrorRecord) -> str:

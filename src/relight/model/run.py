@@ -32,6 +32,10 @@ TERMINAL = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED})
 UNFINISHED = tuple(status for status in Status if status not in TERMINAL)
 
 
+# How a person frees a held run, for the end of a reason.
+RESUME_IT = "then resume() the run (`relight recovery resume RUN`)"
+
+
 class Hold(enum.StrEnum):
     """Why a paused run is paused. Every kind but `user` comes with a reason that names the action that frees it.
 

@@ -10,7 +10,7 @@ import logging
 from typing import Protocol
 
 from relight.errors import StoreUnavailableError
-from relight.model.run import Hold, RunChange, Status
+from relight.model.run import RESUME_IT, Hold, RunChange, Status
 from relight.model.text import error_message, shown
 from relight.ports.store import Commit, CommitResult, Extras
 from relight.record.writer import Writer
@@ -87,7 +87,7 @@ async def _hold(lane: Lane, writer: Writer, commit: Commit, error: Exception) ->
     what = f"{type(error).__name__}: {error_message(error)}".replace("\0", "\\0")[:LONGEST_REASON]
     reason = (
         f"the store cannot write what this run did last ({what}); "
-        "fix the cause, then resume() it: the run repeats what it did last"
+        f"fix the cause, {RESUME_IT}: it repeats what it did last"
     )
     log(logging.CRITICAL, Token.RUN_HELD, f"run {run_id}: {reason}", error)
     heard = writer.run.last_heard

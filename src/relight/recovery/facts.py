@@ -52,7 +52,7 @@ def facts_of(
         owner_alive=alive,
         last_heartbeat=None if session is None else session.heartbeat_at,
         flow_registered=flow is not None,
-        shared_name=services.registry.shared_name(row.flow) if flow is None else "",
+        why_unknown=services.registry.why_unknown(row.flow) if flow is None else "",
         resumable=flow is None or flow.resumable,
         ended=None if ended is None else ENDINGS[ended.ending],
         crashes_without_progress=crashes.count + (crashed and state is not None),

@@ -180,7 +180,8 @@ def planned(services: Services, known: Known) -> Planned:
         result.reason = f"its journal cannot be read ({known.trouble}); it would be held"
     if state is not None:
         result.resumes_at = resumes_at(state)
-        result.repeats = repeated(state) if row.owner is not None else []
+        goes_on = known.verdict.action in (Action.RESUME, Action.WAIT)
+        result.repeats = repeated(state) if row.owner is not None and goes_on else []
         result.changed_steps = list(changed_steps(services, state))
     return result
 

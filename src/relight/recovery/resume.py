@@ -23,7 +23,9 @@ async def resume(orchestrator: RunsInMemory, run_id: str) -> None:
     known = await know_one(orchestrator.services, run_id)
     row = known.row
     if row.status is Status.PAUSED:
-        message = Message(run_id=row.id, kind=MessageKind.RESUME, at=orchestrator.services.clock.now())
+        now = orchestrator.services.clock.now()
+        await orchestrator.services.store.append_log([by_hand(row.id, now)])
+        message = Message(run_id=row.id, kind=MessageKind.RESUME, at=now)
         (message.id,) = [found or 0 for found in await orchestrator.services.store.post([message])]
         _offer(orchestrator, row)
         await orchestrator.message_posted(message)
@@ -75,18 +77,22 @@ async def _free(orchestrator: RunsInMemory, known: Known) -> None:
 async def _commit_freed(services: Services, known: Known, epoch: int) -> None:
     row, now = known.row, services.clock.now()
     assert known.state is not None
-    line = LogLine(run_id=row.id, at=now, text="resumed by hand; free to be taken up", token=Token.RUN_RESUMED.value)
     commit = Commit(
         root_id=row.id,
         epoch=epoch,
         after=known.state.sequence,
         entries=[j.encode_event(j.RunResumed("", now))],
-        extras=Extras(changes=[_freed(row, now), *_children(known)], log=[line]),
+        extras=Extras(changes=[_freed(row, now), *_children(known)], log=[by_hand(row.id, now)]),
         reopen=row.status.terminal,
     )
     (result,) = await services.store.commit([commit])
     if not isinstance(result, Committed):
         raise ConflictError(f"run {row.id!r} was taken up or changed by another process in this moment; look again")
+
+
+def by_hand(run_id: str, now: float) -> LogLine:
+    """What a run's own log says of a person's request to resume it."""
+    return LogLine(run_id=run_id, at=now, text="resumed by hand; free to be taken up", token=Token.RUN_RESUMED.value)
 
 
 def _freed(row: Run, now: float) -> RunChange:

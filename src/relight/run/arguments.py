@@ -10,7 +10,7 @@ from relight.errors import DefinitionError, PayloadError
 from relight.flow.definitions import Flow
 from relight.model.blob import blob_digest
 from relight.model.journal import NULL, RunCreated
-from relight.model.run import Run, Status
+from relight.model.run import RESUME_IT, Run, Status
 
 MAX_RUN_ID = 255
 
@@ -50,10 +50,15 @@ def same_input(row: Run, data: bytes) -> bool:
     return row.input == data if not row.input_blob else row.input_blob == blob_digest(data)
 
 
+def why_misread(error: PayloadError) -> str:
+    """Why a recorded value is not what an annotation says, as a clause to which what to do is added."""
+    return str(error).removesuffix("; was it changed?")
+
+
 def input_refusal(error: PayloadError, generation: int) -> str:
     """The reason when a flow no longer takes the arguments of its run, with what to do."""
     began = "this run was started with" if generation == 1 else f"generation {generation} of this run began with"
     return (
-        f"its flow does not take the arguments that {began}: {error}; let the flow take them again (a new parameter needs a "
-        "default), then resume() the run"
+        f"its flow does not take the arguments that {began}: {why_misread(error)}; let the flow take them again (a new "
+        f"parameter needs a default), {RESUME_IT}"
     )

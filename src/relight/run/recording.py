@@ -22,10 +22,11 @@ from relight.flow.payloads import ValueCodec
 from relight.model.blob import blob_digest, check_blob
 from relight.model.journal import NULL, Event, StepStarted
 from relight.model.replay import Outcome, TreeState
-from relight.model.run import Hold, LogLine, Run, RunChange, Status
+from relight.model.run import RESUME_IT, Hold, LogLine, Run, RunChange, Status
 from relight.ports.store import Store
 from relight.record.writer import Told, Writer
 from relight.retry_pause import RetryPause
+from relight.run.arguments import why_misread
 from relight.run.operation import Operation
 from relight.run.phase import ALLOWED, CLOSING, DRIVEN, LEAVING, LEFT, Phase
 from relight.run.replay_order import Replay
@@ -206,7 +207,7 @@ class RunRecord:
         try:
             return codec.open(outcome.output)
         except PayloadError as error:
-            why = f"{error}; restore the annotation it was recorded with, then resume() the run"
+            why = f"{why_misread(error)}; restore the annotation it was recorded with, {RESUME_IT}"
             self.log(Token.FINGERPRINT_MISMATCH, why)
             self.stuck(Hold.VERSION, VersionMismatchError(why))
             return None

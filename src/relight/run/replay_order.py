@@ -23,6 +23,7 @@ from relight.errors import NonDeterminismError
 from relight.flow.scope import Scope
 from relight.model.journal import RunCreated
 from relight.model.replay import Ending, Open, Outcome, TreeState
+from relight.model.run import RESUME_IT
 from relight.run.operation import Operation
 
 # Marks: the places of the run's cancellation and of deadlocks in the order of outcomes. No operation has these keys.
@@ -206,6 +207,9 @@ class Replay:
         return any(key.startswith(prefix) and one.sequence > since for key, one in found)
 
 
+WHAT_TO_DO = f"restore the old code, {RESUME_IT}, or fork it from before this point"
+
+
 def expected(key: str, asked: Iterable[str]) -> NonDeterminismError:
     """The error when the journal has `key` next, and the flow has not asked for it."""
     scope = key.rpartition("/")[0]
@@ -217,13 +221,15 @@ def expected(key: str, asked: Iterable[str]) -> NonDeterminismError:
         wants = f"asks for {prefix + others[0].removeprefix(prefix).partition('/')[0] if inside else others[0]!r}"
     return NonDeterminismError(
         f"the flow {wants} where its journal holds {key!r}; flow code must ask for the same operations "
-        "in the same order: restore the old code, or fork the run from before this point"
+        f"in the same order: {WHAT_TO_DO}"
     )
 
 
 def expected_kind(key: str, kind: str, recorded: str) -> NonDeterminismError:
     """The error when the flow asks for an operation of another kind than the journal has under its key."""
-    return NonDeterminismError(f"the flow asks for {key!r} as a {kind} where its journal holds a {recorded}")
+    return NonDeterminismError(
+        f"the flow asks for {key!r} as a {kind} where its journal holds a {recorded}: {WHAT_TO_DO}"
+    )
 
 
 def _is_box(outcome: Outcome, cancelled_at: int | None) -> bool:

@@ -26,6 +26,7 @@ from relight.model.replay import Ending, Outcome, Unclaimed
 from relight.model.run import Message, MessageKind, Status
 from relight.run import leaving, parking
 from relight.run.alarms import Alarm
+from relight.run.arguments import why_misread
 from relight.run.operation import Operation
 
 if TYPE_CHECKING:
@@ -264,7 +265,8 @@ class Signal(Receive):
         try:
             self.value = self._codec.open(data)
         except PayloadError as error:
-            self.error = error
+            self.error = PayloadError(f"{why_misread(error)}; the sender gave it a value of another type")
+            self.error.__cause__ = error
 
     def on_due(self) -> None:
         super().on_due()

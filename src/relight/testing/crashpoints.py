@@ -259,7 +259,8 @@ class Explorer:
 
     def _server(self, number: int = 0) -> ForkServer:
         while len(self._servers) <= number:
-            self._servers.append(ForkServer([self.scenario.partition(":")[0], "relight.testing.life:prepare"]))
+            modules = [self.scenario.partition(":")[0], "relight.testing.life:prepare"]
+            self._servers.append(ForkServer(modules, [self.scenario]))
         return self._servers[number]
 
     def _trial(self, plans: list[CrashPlan]) -> Trial:

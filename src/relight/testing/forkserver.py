@@ -8,6 +8,7 @@ deadline, after which it prints where every thread is, and ends.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -18,7 +19,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -46,11 +47,12 @@ class Ending(msgspec.Struct):
 
 
 class ForkServer:
-    """The parent's end. `modules` are imported before the first fork; a function among them ("module:name") is called."""
+    """The parent's end. `modules` are imported before the first fork; a function among them ("module:name") is called. What
+    is `needed` must be there; if it is not, the first order raises DefinitionError."""
 
-    def __init__(self, modules: list[str]) -> None:
+    def __init__(self, modules: list[str], needed: Sequence[str] = ()) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "relight.testing.forkserver", *modules],
+            [sys.executable, "-m", "relight.testing.forkserver", *modules, "--", *needed],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},  # noqa: PTH109
@@ -68,26 +70,37 @@ class ForkServer:
 
     def run(self, order: Order) -> Ending:
         """Fork a child for this order and wait for its end."""
-        self._orders.write(msgspec.json.encode(order) + b"\n")
-        self._orders.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has ended: its last line says why
+            self._orders.write(msgspec.json.encode(order) + b"\n")
+            self._orders.flush()
         answer = self._endings.readline()
         if not answer:
             raise RuntimeError(f"the fork server ended with code {self._process.wait()}; its stderr says why")
-        return msgspec.json.decode(answer, type=Ending)
+        found = msgspec.json.decode(answer, type=Ending | str)
+        if isinstance(found, str):
+            raise DefinitionError(found)
+        return found
 
     def close(self) -> None:
-        self._orders.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._orders.close()
         self._endings.close()
         self._process.wait()
 
 
-def _serve(modules: list[str]) -> None:
+def _serve(modules: list[str], needed: list[str]) -> None:
     """In the server: fork one child after the other, until the parent closes stdin."""
     _die_with_parent()
-    for module in modules:
-        importlib.import_module(module.partition(":")[0])
-        if ":" in module:
-            find(module)()
+    try:
+        for module in modules:
+            importlib.import_module(module.partition(":")[0])
+            if ":" in module:
+                find(module)()
+        for target in needed:
+            find(target)
+    except (ImportError, DefinitionError) as error:
+        sys.stdout.buffer.write(msgspec.json.encode(f"{', '.join(needed) or modules[0]}: {error}") + b"\n")
+        sys.exit(1)
     gc.collect()
     gc.freeze()  # so that children share these pages for longer
     orders, endings = sys.stdin.buffer, sys.stdout.buffer
@@ -159,4 +172,5 @@ def tail(log: Path, lines: int = 30) -> str:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1:])
+    divider = sys.argv.index("--")
+    _serve(sys.argv[1:divider], sys.argv[divider + 1 :])

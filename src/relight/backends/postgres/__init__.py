@@ -1,8 +1,8 @@
 """The PostgreSQL backend: one schema of a database that many processes share.
 
 Read in this order: `store` (the protocol, thin), `commit` and `batch` (the group commit), `migrations/0002_commit.sql`
-(its other half), `read` (listings and journals), `pool` and `connection` (sessions, errors), `schema` (migrations),
-`listen`; `leases` is separate from the others. SQL: `queries.sql` and `migrations/`.
+(its other half), `read` (listings and journals), `options` (of a url), `pool` and `connection` (sessions, errors), `schema`
+(migrations), `listen`; `leases` is separate from the others. SQL: `queries.sql` and `migrations/`.
 
 The tables are those of SQLite (see `backends/sqlite`), and one more: `heads`, a narrow row per root with its epoch, its
 last sequence and whether it has ended. A commit's fence compares and advances this row, so that a step's commit does

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
-from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, urlencode, urlsplit, urlunsplit
 
 import asyncpg
 import msgspec
 
+from relight.backends.postgres.options import KNOWN, is_port, parse_options
 from relight.errors import ConfigError, StoreUnavailableError
 from relight.store_url import printable_url
 
@@ -52,7 +53,6 @@ _FORM = (
     "a url looks like postgresql://user:password@host:5432/database; in a user's name or password write / as %2F, ? as %3F, "
     "# as %23, @ as %40 and : as %3A"
 )
-MAX_PORT = 65_535
 
 # Classes of SQLSTATE for errors that may pass: connections, resources, operator intervention.
 _PASSING_CLASSES = ("08", "53", "57")
@@ -62,6 +62,8 @@ _PASSING = (*AGAIN, READ_ONLY, "40003", "25P03", "55P03", "58000", "58030")  # a
 NO_WRITES = f"the server takes no writes: it is a standby, or was made read-only [{READ_ONLY}]"
 # The server refuses this user. At the first attempt that is a mistake; later the password is probably being changed.
 _REFUSED = ("28000", "28P01", "3D000", "42501")
+# The server refuses a setting of the session: its name, its value, or that a session sets it.
+_WRONG_SETTING = ("22023", "42602", "42704", "55P02")
 
 
 class Server(msgspec.Struct, frozen=True):
@@ -82,6 +84,7 @@ class Target(msgspec.Struct, frozen=True):
     pgbouncer: bool
     settings: dict[str, str]
     attributes: str | None  # target_session_attrs
+    connect_seconds: float | None  # connect_timeout
 
     @property
     def primary(self) -> bool:
@@ -90,8 +93,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 def parse(url: str) -> Target:
-    """Parse a url. `?pgbouncer=true` is Relight's option. All others are asyncpg's, which makes unknown options
-    settings of the session. No error message shows anything that might be a password."""
+    """Parse a url. No error message shows anything that might be a password."""
     try:
         parts = urlsplit(url)
     except ValueError:  # the error's own message may show the password
@@ -101,27 +103,24 @@ def parse(url: str) -> Target:
             f"store: {parts.scheme!r} is not postgresql: a url looks like postgresql://user@host:5432/database"
         )
     _refuse_unescaped(parts)
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    flag = options.pop("pgbouncer", "false").lower()
-    if flag not in ("true", "false"):
-        raise ConfigError(f"store: pgbouncer={flag} is neither true nor false")
+    options = parse_options(parts.query, _FORM)
     user, at, hosts = parts.netloc.rpartition("@")
     addresses = hosts.split(",")
-    settings = {name: value for name, value in SETTINGS.items() if name not in options} | ISOLATION
+    settings = {name: value for name, value in SETTINGS.items() if name not in options.rest} | ISOLATION
     # Only the primary accepts commits. After a failover another server is the primary, at the same address or the next.
     # A standby would answer reads with old data. Behind PgBouncer the check would cost four round trips.
-    wanted = "read-write" if flag == "false" or len(addresses) > 1 else None
-    attributes = options.pop("target_session_attrs", wanted)
-    query = urlencode(options)
+    wanted = "read-write" if not options.pgbouncer or len(addresses) > 1 else None
+    query = urlencode(options.rest)
     return Target(
         servers=tuple(
             Server(address, urlunsplit(parts._replace(netloc=f"{user}{at}{address}", query=query)))
             for address in addresses
         ),
         name=printable_url(f"{parts.scheme}://{hosts}{parts.path}"),
-        pgbouncer=flag == "true",
-        settings={} if flag == "true" else settings,
-        attributes=attributes,
+        pgbouncer=options.pgbouncer,
+        settings={} if options.pgbouncer else settings,
+        attributes=options.attributes or wanted,
+        connect_seconds=options.connect_seconds,
     )
 
 
@@ -142,7 +141,7 @@ def _refuse_unescaped(parts: SplitResult) -> None:
 def _is_address(address: str) -> bool:
     """Whether it is a host with or without a port. An IPv6 address is in brackets."""
     _, colon, port = address.rpartition("]")[2].partition(":")
-    return not colon or (port.isdecimal() and 0 < int(port) <= MAX_PORT)
+    return not colon or is_port(port)
 
 
 async def connect(target: Target, command_seconds: float = COMMAND_SECONDS) -> Connection:
@@ -152,7 +151,10 @@ async def connect(target: Target, command_seconds: float = COMMAND_SECONDS) -> C
     asyncpg could try several servers itself, but within one deadline: a machine that is switched off does not answer,
     and the next server would never be tried.
     """
-    seconds = max(min(CONNECT_SECONDS, command_seconds) / len(target.servers), SERVER_SECONDS)
+    seconds = min(CONNECT_SECONDS, command_seconds) / len(target.servers)
+    if target.connect_seconds is not None:  # as in libpq, it holds for each server
+        seconds = min(target.connect_seconds, command_seconds)
+    seconds = max(seconds, SERVER_SECONDS)
     failures: list[Exception] = []
     for server in target.servers:
         try:
@@ -160,6 +162,8 @@ async def connect(target: Target, command_seconds: float = COMMAND_SECONDS) -> C
         except asyncpg.ClientConfigurationError as error:
             raise ConfigError(f"store: {target.name}: {error}") from error
         except Exception as error:
+            if isinstance(error, asyncpg.PostgresError) and error.sqlstate in _WRONG_SETTING:
+                raise ConfigError(f"store: {target.name}: {error}; {KNOWN}") from error
             if _passing(error) is None and not refused(error):
                 raise
             failures.append(error)
@@ -244,8 +248,8 @@ def unavailable(error: BaseException, target: Target) -> StoreUnavailableError |
 
 
 def unknown(cause: str, target: Target) -> StoreUnavailableError:
-    """The error for an operation whose outcome is unknown."""
-    return StoreUnavailableError(f"{target.name}: {cause}; nothing of this operation is known to be written")
+    """The error for an operation that the server did not answer. A write says more: see `writing`."""
+    return StoreUnavailableError(f"{target.name}: {cause}")
 
 
 def _passing(error: BaseException) -> str | None:

@@ -7,7 +7,6 @@ calls `missed`. Where LISTEN cannot work (PgBouncer), `Polling` calls `missed` a
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 
 import asyncpg
@@ -22,8 +21,8 @@ from relight.ticker import Ticker
 PROBE_SECONDS = 30.0
 TICK_SECONDS = 1.0
 CLOSE_SECONDS = 2.0
-
-_log = logging.getLogger("relight.backends.postgres")
+# Less than the supervisor's QUIET_SECONDS: an attempt that gets no answer must not look like one that has gone well.
+ANSWER_SECONDS = 8.0
 
 
 class Listener:
@@ -54,19 +53,19 @@ class Listener:
         await self._connector.close(CLOSE_SECONDS)
 
     async def _run(self, part: Part) -> None:
-        pause = RetryPause()
+        """Polling goes on while no connection can be had. The supervisor calls this again, and reports an outage once."""
         while True:
             try:
-                connection = await self._connector.connect()
+                connection = await self._connector.connect(ANSWER_SECONDS)
                 try:
                     await self._listen(connection, part)
                 finally:
                     connection.terminate()
-                pause = RetryPause()
-            except (StoreUnavailableError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
-                # Polling goes on meanwhile. Any other error is a bug, and the supervisor reports it.
-                _log.warning("cannot listen for news, trying again in %.2g s: %s", pause.seconds, error)
-            await pause.wait()
+            except StoreUnavailableError:
+                raise
+            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:  # any other error is a bug
+                raise StoreUnavailableError(f"{self._target.name}: cannot listen for news: {error}") from error
+            await RetryPause().wait()
 
     async def _listen(self, connection: Connection, part: Part) -> None:
         """Listen until the connection is lost, or its server is no primary any more."""

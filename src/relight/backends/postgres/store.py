@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from hashlib import sha256
+from typing import Any
 
 import msgspec
 
@@ -29,6 +30,7 @@ from relight.backends.postgres.queries import migrations, queries
 from relight.backends.postgres.rows import change_row, ended, line_from, line_row, message_row
 from relight.backends.postgres.schema import check_name, prepare, version_of
 from relight.backends.rows import checked_entries, checksum, item_from, message_from, run_from
+from relight.backends.writing import writing
 from relight.clock import SYSTEM_ENTROPY, Clock
 from relight.errors import StoreUnavailableError
 from relight.model.journal import Journal
@@ -118,7 +120,17 @@ class PostgresStore:
     # ---- the single fenced write
 
     async def commit(self, commits: Sequence[Commit]) -> list[CommitResult]:
-        return await self._committer.commit(commits) if commits else []
+        if not commits:
+            return []
+        committer = self._committer
+        with writing():
+            return await committer.commit(commits)
+
+    async def _change(self, name: str, *arguments: object) -> list[Any]:
+        """The rows of any other statement that writes."""
+        pool = self._pool
+        with writing():
+            return await pool.fetch(self._sql[name], *arguments)
 
     # ---- news of other processes
 
@@ -164,20 +176,20 @@ class PostgresStore:
         return [row[0] for row in await self._pool.fetch(self._sql["owners"])]
 
     async def note_session(self, owner: str, process: Process, ttl_seconds: float) -> None:
-        await self._pool.fetch(self._sql["heartbeat"], owner, msgspec.json.encode(process).decode(), ttl_seconds)
+        await self._change("heartbeat", owner, msgspec.json.encode(process).decode(), ttl_seconds)
 
     async def sessions(self) -> list[Session]:
         return [session_from(row) for row in await self._pool.fetch(self._sql["sessions"])]
 
     async def forget_session(self, owner: str) -> None:
-        await self._pool.fetch(self._sql["forget_session"], owner)
+        await self._change("forget_session", owner)
 
     async def lease_manager(self) -> str | None:
         name: str | None = await self._pool.value(self._sql["lease_manager"])
         return name
 
     async def set_lease_manager(self, name: str, before: str | None) -> bool:
-        return bool(await self._pool.fetch(self._sql["set_lease_manager"], name, before))
+        return bool(await self._change("set_lease_manager", name, before))
 
     async def now(self) -> float | None:
         now: float = await self._pool.value(self._sql["now"])
@@ -187,7 +199,7 @@ class PostgresStore:
         return await self._runs("due_freed" if freed else "due", now, limit)
 
     async def claim_due(self, owner: str, now: float, since: float, limit: int, but: Sequence[str]) -> list[Run]:
-        rows = await self._pool.fetch(self._sql["claim_due"], owner, now, since, limit, but)
+        rows = await self._change("claim_due", owner, now, since, limit, but)
         self._committer.learn([(row[1], row[0]) for row in rows])
         return sorted((run_from(row) for row in rows), key=lambda run: run.wake_at or 0.0)
 
@@ -200,26 +212,26 @@ class PostgresStore:
 
     async def claim(self, epochs: dict[str, int], owner: str) -> dict[str, int]:
         now = self._clock.now()
-        rows = await self._pool.fetch(self._sql["claim"], list(epochs), list(epochs.values()), owner, now)
+        rows = await self._change("claim", list(epochs), list(epochs.values()), owner, now)
         self._committer.learn([(row[0], row[1]) for row in rows])
         return {row[0]: row[2] for row in rows}
 
     async def correct_owner(self, run_id: str, epoch: int, owner: str) -> bool:
-        return bool(await self._pool.fetch(self._sql["correct_owner"], run_id, epoch, owner))
+        return bool(await self._change("correct_owner", run_id, epoch, owner))
 
     async def hold(self, epochs: dict[str, int], status: RunChange) -> None:
         news = news_of(status) | News.RUNS
         change = change_row(0, "", status)
         end = ended(status.status, status.hold)
         given = (self._sender, news.value, self._clock.now(), list(epochs), list(epochs.values()), change, end)
-        await self._pool.fetch(self._sql["hold"], *given)
+        await self._change("hold", *given)
 
     # ---- messages, logs and items
 
     async def post(self, messages: Sequence[Message]) -> list[int | None]:
         rows = [message_row(0, message) for message in messages]
-        ids: list[int | None] = await self._pool.value(self._sql["post"], self._sender, rows)
-        return ids
+        ((ids,),) = await self._change("post", self._sender, rows)
+        return list(ids)
 
     async def inbox(self, root_ids: Sequence[str]) -> list[Message]:
         return [message_from(row) for row in await self._pool.fetch(self._sql["inbox"], root_ids)]
@@ -235,7 +247,7 @@ class PostgresStore:
 
     async def append_log(self, lines: Sequence[LogLine]) -> None:
         if lines:
-            await self._pool.fetch(self._sql["append_log"], [line_row(0, line) for line in lines])
+            await self._change("append_log", [line_row(0, line) for line in lines])
 
     async def read_log(
         self, run_id: str, stream: str, after: int, limit: int, *, newest: bool = False
@@ -258,7 +270,7 @@ class PostgresStore:
 
     async def put_blob(self, data: bytes) -> str:
         digest = sha256(data).hexdigest()
-        await self._pool.fetch(self._sql["put_blob"], digest, data)
+        await self._change("put_blob", digest, data)
         return digest
 
     async def get_blob(self, digest: str) -> bytes | None:
@@ -279,7 +291,8 @@ class PostgresStore:
 
     async def checkpoint(self, root_id: str, epoch: int, sequence: int, state: bytes) -> bool:
         given = (root_id, epoch, sequence, state, checksum(sequence, state), KEPT_DEDUPS)
-        return bool(await self._pool.value(self._sql["checkpoint"], *given))
+        ((kept,),) = await self._change("checkpoint", *given)
+        return bool(kept)
 
     async def get_checkpoint(self, root_id: str) -> int | None:
         sequence: int | None = await self._pool.value(self._sql["checkpoint_sequence"], root_id)

@@ -265,7 +265,7 @@ def runtime_error(error: apsw.Error, path: Path) -> StoreUnavailableError:
         damaged = StoreUnavailableError(f"{path} is {DAMAGED} ({cause_of(error)})")
         damaged.damaged = True
         return damaged
-    return StoreUnavailableError(f"{path}: {cause_of(error)}; nothing of this operation is known to be written")
+    return StoreUnavailableError(f"{path}: {cause_of(error)}")
 
 
 def cause_of(error: apsw.Error) -> str:

@@ -31,6 +31,7 @@ from relight.backends.sqlite.connection import (
 )
 from relight.backends.sqlite.rows import json_array
 from relight.backends.sqlite.thread import ConnectionThread
+from relight.backends.writing import writing
 from relight.clock import Clock
 from relight.errors import StoreError, StoreUnavailableError
 from relight.model.journal import Journal
@@ -99,7 +100,7 @@ class SqliteStore:
             self._writer = ConnectionThread("relight-sqlite-writer", self._connect_writer, self._translate)
             self._reader = ConnectionThread("relight-sqlite-reader", self._connect_reader, self._translate)
             # What other processes write from here on is news, also before watch() is called.
-            await self._write(self._poll)
+            await self._writer.call(self._poll)
             self._opened = True
             # The reader connects now, not at the first read. A failed transaction may leave a half-written end of the
             # WAL. SQLite ignores it only as long as some connection is open. Without the reader, a writer that has to
@@ -159,7 +160,8 @@ class SqliteStore:
     async def _write(self, job: Callable[[apsw.Connection], T]) -> T:
         if self._writer is None:
             raise StoreUnavailableError(f"{self.path} is not open")
-        return await self._writer.call(job)
+        with writing():
+            return await self._writer.call(job)
 
     # ---- the single fenced write
 
