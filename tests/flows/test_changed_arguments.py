@@ -205,3 +205,26 @@ def test_a_version_without_these_digests_reads_entries_that_have_them():
     assert isinstance(old, StepCompleted)
     assert old.parts == ()
     assert StepFailed.__struct_fields__[-1] == StepCompleted.__struct_fields__[-1] == "parts"
+
+
+@pytest.mark.parametrize("after", [10**400, -(10**400)], ids=["large", "negative"])
+async def test_a_number_that_no_float_can_be_is_named_as_any_other(world: World, after: int):
+    now = [5]
+
+    @step
+    async def square(n: int) -> int:
+        return n
+
+    @flow
+    async def work() -> str:
+        await square(now[0])
+        return await wait_for("go", str)
+
+    rl = await world.open()
+    run = await rl.start(work)
+    await world.park(run)
+    now[0] = after
+    await run.signal("go", "x")
+    row = await world.until_status("paused", run)
+    assert row.hold == "nondeterminism"
+    assert "argument 'n' changed" in row.reason

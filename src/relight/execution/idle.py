@@ -54,7 +54,7 @@ class Idleness:
         turns = 0
         while turns < TURNS:
             if self._closed:
-                raise RelightError("this Relight was closed while idle() waited for it: close it after that")
+                raise RelightError("this Relight was closed while idle() waited for it")
             if self.now:
                 turns += 1
                 await asyncio.sleep(0)  # noqa: TID251 - this waits for a turn of the loop, not for a time

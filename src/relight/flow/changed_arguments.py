@@ -58,7 +58,10 @@ def _looks_like_a_time(value: Any) -> bool:
         return True
     if isinstance(value, int | float):
         now = SYSTEM_CLOCK.now()
-        return any(abs(value / unit - now) < _YEAR_SECONDS for unit in _UNITS)
+        try:
+            return any(abs(value / unit - now) < _YEAR_SECONDS for unit in _UNITS)
+        except Exception:  # noqa: BLE001 - an int that no float can be; a subclass with operators of its own
+            return False
     return _TIME.search(_written(value)) is not None
 
 
