@@ -107,7 +107,11 @@ def test_types_that_wait_for_takes(right: Any):
         wait_for("x", right)
 
 
-@pytest.mark.parametrize("wrong", ["Order", 3, typing.ForwardRef("Order"), [int], plain, {"n": int}], ids=str)
+@pytest.mark.parametrize(
+    "wrong",
+    ["Order", 3, typing.ForwardRef("Order"), [int], plain, {"n": int}],
+    ids=["name", "number", "forward", "list", "function", "dict"],
+)
 async def test_types_that_wait_for_refuses(world: World, wrong: Any):
     @flow
     async def waiting() -> Any:
