@@ -308,7 +308,7 @@ def test_a_missing_database_is_one_line_and_no_file(tmp_path, command):
         ("text.txt", "is not a Relight database"),
         ("memory:", "memory: has nothing"),
         ("mysql://host/db", "there is no store for mysql:"),
-        ("postgresql://127.0.0.1:1/d?pool_size=5", "there is no option pool_size; a url takes connect_timeout, "),
+        ("postgresql://127.0.0.1:1/d?pool_size=5", "there is no option 'pool_size'; a url takes connect_timeout, "),
         ("postgresql://127.0.0.1:1/d?target_session_attrs=foo", "target_session_attrs=foo is none of any, "),
         ("postgresql://127.0.0.1:1/d?connect_timeout=5", "127.0.0.1"),
         ("sqlite:///none.db", "there is no database none.db"),

@@ -168,7 +168,8 @@ def _uncount_earlier_attempts(run: LiveRun, scope: Scope, key: str, todo: list[_
     for item in todo[first:]:
         outcome = kept.get(item.scope_path)
         if outcome is not None:
-            run.writer.item(_row(run, scope, key, item, bytes(outcome.output), outcome.blob))
+            data = bytes(outcome.output)  # of a blob that has been read: it is stored already, and only named again
+            run.writer.item(_row(run, scope, key, item, data, outcome.blob or run.payload(data)[1]))
     run.writer.flush()
 
 

@@ -40,27 +40,34 @@ class Options(msgspec.Struct, frozen=True):
 
 
 def parse_options(query: str, form: str) -> Options:
-    """Raises ConfigError with a sentence that shows no value, because a value may be a password. If the name of an option
-    may be part of a password, the sentence is `form`, which says how to write a password."""
+    """Raises ConfigError. If the options may be the end of a password with an unescaped ?, its sentence is `form`, which
+    says how to write a password, and shows nothing of them."""
     rest = dict(parse_qsl(query, keep_blank_values=True))
-    unknown = [name for name in rest if name not in (*OWN, *DRIVER) and not _is_setting(name)]
-    if unknown and "@" in query:
-        raise ConfigError(f"store: {form}")
-    if unknown:
-        raise ConfigError(f"store: there is no option {', '.join(unknown)}; {KNOWN}")
-    flag = rest.pop("pgbouncer", "false").lower()
-    if flag not in ("true", "false"):
-        raise ConfigError(f"store: pgbouncer={flag} is neither true nor false")
-    timeout = rest.pop("connect_timeout", "0")
-    if not timeout.isdecimal():
-        raise ConfigError(f"store: connect_timeout={timeout} is no number of seconds")
+    wrong = _wrong(rest)
+    if wrong:
+        raise ConfigError(f"store: {form if '@' in query else wrong}")
+    flag, timeout = rest.pop("pgbouncer", "false").lower(), rest.pop("connect_timeout", "0")
     attributes = rest.pop("target_session_attrs", None)
-    if attributes not in (None, *ATTRIBUTES):
-        raise ConfigError(f"store: target_session_attrs={attributes} is none of {', '.join(ATTRIBUTES)}")
-    if not all(is_port(port) for port in rest.get("port", "5432").split(",")):
-        raise ConfigError(f"store: port={rest['port']} is no port")
     # As in libpq, 0 means that the url sets no limit. Relight's own limit then applies.
     return Options(flag == "true", float(timeout) or None, attributes, rest)
+
+
+def _wrong(options: dict[str, str]) -> str:
+    """What is wrong with the names and values; empty if nothing is, as far as is known before the server is asked."""
+    unknown = [name for name in options if name not in (*OWN, *DRIVER) and not _is_setting(name)]
+    if unknown:
+        return f"there is no option {', '.join(map(repr, unknown))}; {KNOWN}"
+    flag, timeout = options.get("pgbouncer", "false"), options.get("connect_timeout", "0")
+    if flag.lower() not in ("true", "false"):
+        return f"pgbouncer={flag} is neither true nor false"
+    if not timeout.isdecimal():
+        return f"connect_timeout={timeout} is no number of seconds"
+    attributes = options.get("target_session_attrs", "any")
+    if attributes not in ATTRIBUTES:
+        return f"target_session_attrs={attributes} is none of {', '.join(ATTRIBUTES)}"
+    if not all(map(is_port, options.get("port", "5432").split(","))):
+        return f"port={options['port']} is no port"
+    return ""
 
 
 def _is_setting(name: str) -> bool:
