@@ -35,13 +35,13 @@ async def test_a_run_that_is_not_stale_yet_is_resumed_when_it_is(late: bool):
         "recovery": recovery,
         "flows": [working],
     }
-    first = Relight("memory:", **options)
+    first = Relight(**options)
     await first.open()
     await first.start(working.with_id("w"))
     await begun.wait()
     # It dies: nobody lets go of anything. Its object goes on, fenced in a moment, as a frozen process would.
     clock.advance("9s" if late else "1s")
-    async with Relight("memory:", **options) as second:
+    async with Relight(**options) as second:
         await until(second._recovery.caught_up.is_set)  # type: ignore[union-attr]
         row = await second.row("w")
         assert row.owner == first.services.owner, "too early"
