@@ -8,6 +8,7 @@ import pytest
 
 from relight import RelightError, Retry, flow, foreach, parallel, sleep, spawn, step, wait_for
 from relight.errors import StoreUnavailableError
+from relight.model.lease import Process
 from relight.orchestrator import waking
 from relight.run import leaving
 from tests.flows.watching import turns
@@ -434,6 +435,7 @@ async def test_a_run_that_is_fenced_makes_room_as_soon_as_no_step_is_under_way(
     run = await rl.start(slow.flow)
     await until(lambda: slow.entered)
     row = await rl.row(run.id)
+    await rl.services.store.note_session("another", Process(), 3600.0)  # otherwise recovery would claim the run from it
     assert await rl.services.store.claim({run.id: row.epoch}, "another")
     live = rl.orchestrator.live[run.id]
     live.writer.confirm_ownership()

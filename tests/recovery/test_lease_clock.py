@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from relight import Relight, flow, step
+from relight.model.lease import Process
 from tests.flows.world import World, until
 
 
@@ -61,6 +62,9 @@ async def lapse(rl: Relight, run_id: str) -> None:
     rl.services.heartbeats.lapses += 1
     row = await rl.services.store.get_run(run_id)
     assert row is not None
+    await rl.services.store.note_session(
+        "somebody#else", Process(), 3600.0
+    )  # otherwise recovery would claim the run from it
     assert await rl.services.store.claim({run_id: row.epoch}, "somebody#else")
 
 
